@@ -1,0 +1,43 @@
+"""The seam between the engine and what runs the mathematics. The engine knows these protocols and no backend."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ostrya.engine.plan import Bucket, StepPlan
+
+
+class StepHandle(Protocol):
+    """A step that was launched. Steps finish in the order of their launch."""
+
+    def done(self) -> bool:
+        """True once tokens() does not block."""
+
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """[R] the token each row chose; rows that want none hold anything. Blocks; raises what the step raised."""
+
+
+class Runner(Protocol):
+    """A loaded model on a backend, with its KV pages. One owner; execute() is called from one thread."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_shapes(self) -> int:
+        """Distinct buckets compiled or executed so far."""
+
+    @property
+    def num_late_shapes(self) -> int:
+        """Buckets first executed after warm_up(): each is a counted fault."""
+
+    def warm_up(self, buckets: Sequence[Bucket]) -> None:
+        """Compiles every bucket; afterwards a new shape is late."""
+
+    def execute(self, plan: StepPlan) -> StepHandle:
+        """Launches one step and returns at once."""
+
+    def close(self) -> None:
+        """Waits for launched steps and frees the device."""

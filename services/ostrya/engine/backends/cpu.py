@@ -1,0 +1,179 @@
+"""The CPU backend: plain torch, the embedded default and the reference for every other. The engine sees only base.py.
+
+One device thread runs all tensor code, loading included, so that the engine's own thread keeps planning and hearing
+aborts while a step runs. A shape costs nothing to compile here; shapes are still counted, so that this backend shows
+what a compiled one would.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ostrya.engine.backends.kernels.attention import PagedAttention
+from ostrya.engine.backends.kernels.linear import make_linear
+from ostrya.engine.backends.kernels.sampling import sample
+from ostrya.engine.config import EngineConfig
+from ostrya.engine.models.config import LoadedModel
+from ostrya.engine.models.llama import Llama, StepTensors
+from ostrya.engine.models.source import open_source
+from ostrya.engine.plan import Bucket, StepPlan
+from ostrya.errors import ConfigError
+
+T = TypeVar("T")
+
+# oneDNN prepares itself once for each number of rows; multiples keep these few.
+_TOKEN_MULTIPLE = 16
+
+
+def load_runner(config: EngineConfig) -> tuple["CpuRunner", LoadedModel]:
+    """Reads the weights and sets the KV pages aside. ModelLoadError when they cannot be used, ConfigError for a
+    context too long."""
+    threads = config.num_threads or os.cpu_count() or 1
+    # The thread count is per thread with OpenMP: set where the work is done.
+    device = ThreadPoolExecutor(1, "device", initializer=partial(torch.set_num_threads, threads))
+    started = time.perf_counter()
+    try:
+        runner = device.submit(_inference, lambda: CpuRunner(config, device)).result()
+    except BaseException:
+        device.shutdown()
+        raise
+    model = runner.model.config
+    return runner, LoadedModel(
+        context_tokens=runner.context_tokens,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        load_s=time.perf_counter() - started,
+    )
+
+
+class CpuRunner:
+    """A Runner. Steps run one after another on the device thread."""
+
+    def __init__(self, config: EngineConfig, device: ThreadPoolExecutor) -> None:
+        """On the device thread."""
+        source = open_source(Path(config.model_path))
+        self.context_tokens = _context_tokens(config, source.config.context_tokens)
+        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+        self.model = Llama(source, dtype=dtype, context_tokens=self.context_tokens, make_linear=make_linear)
+        model = source.config
+        shape_PSCH = (config.num_pages, config.page_size, 2 * model.num_kv_heads, model.head_dim)
+        self._kv_pages = [_lazy_zeros(shape_PSCH, dtype) for _ in range(model.num_layers)]
+        self._device = device
+        self._shapes: set[Bucket] = set()
+        self._num_late_shapes = 0
+        self._warm = False
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
+
+    @property
+    def num_shapes(self) -> int:
+        return len(self._shapes)
+
+    @property
+    def num_late_shapes(self) -> int:
+        return self._num_late_shapes
+
+    def warm_up(self, buckets: Sequence[Bucket]) -> None:
+        """Runs one decode and one prefill step over scratch page 0, so that no request pays for what torch sets up
+        lazily."""
+        for num_tokens in (1, 2):
+            fitting = [bucket for bucket in buckets if bucket.tokens >= num_tokens]
+            if fitting:
+                self.execute(_scratch_plan(min(fitting), num_tokens)).tokens()
+        self._shapes.update(buckets)
+        self._warm = True
+
+    def execute(self, plan: StepPlan) -> "CpuStep":
+        if plan.bucket not in self._shapes:
+            self._shapes.add(plan.bucket)
+            self._num_late_shapes += self._warm
+        return CpuStep(self._device.submit(_inference, partial(self._step, plan)))
+
+    def close(self) -> None:
+        self._device.shutdown(wait=True)
+        self._kv_pages.clear()
+
+    def _step(self, plan: StepPlan) -> npt.NDArray[np.int32]:
+        # Nothing is compiled for the shape, so most of the padding need not be computed.
+        num_tokens = min(plan.bucket.tokens, -(-plan.num_tokens // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE)
+        step = StepTensors(
+            token_ids_T=torch.from_numpy(plan.token_ids[:num_tokens]),
+            positions_T=torch.from_numpy(plan.positions[:num_tokens]),
+            slots_T=torch.from_numpy(plan.slot_mapping[:num_tokens]).long(),
+            logits_index_R=torch.from_numpy(plan.logits_index),
+        )
+        attend = PagedAttention(
+            plan, num_tokens=num_tokens, num_heads=self.model.config.num_heads, kv_pages_PSCH=self._kv_pages[0]
+        )
+        logits_RV = self.model.forward(step, self._kv_pages, attend)
+        tokens: npt.NDArray[np.int32] = sample(logits_RV, plan).int().numpy()
+        return tokens
+
+
+class CpuStep:
+    """A StepHandle over the device thread's future."""
+
+    def __init__(self, future: Future[npt.NDArray[np.int32]]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def tokens(self) -> npt.NDArray[np.int32]:
+        return self._future.result()
+
+
+def _inference(work: Callable[[], T]) -> T:
+    with torch.inference_mode():
+        return work()
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that take memory only where they are written: numpy asks the operating system for them, torch.zeros fills
+    them itself."""
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def _context_tokens(config: EngineConfig, limit: int) -> int:
+    wanted = config.max_context_tokens
+    if wanted is not None and not 1 <= wanted <= limit:
+        raise ConfigError([f"max_context_tokens is {wanted}; the model allows 1 to {limit}"])
+    return wanted or limit
+
+
+def _scratch_plan(bucket: Bucket, num_tokens: int) -> StepPlan:
+    """One row of `num_tokens` tokens in page 0; the rest is padding."""
+    kv_lens = np.zeros(bucket.rows, np.int32)
+    kv_lens[0] = num_tokens
+    query_start = np.full(bucket.rows + 1, num_tokens, np.int32)
+    query_start[0] = 0
+    zeros_T, zeros_R = np.zeros(bucket.tokens, np.int32), np.zeros(bucket.rows, np.int32)
+    return StepPlan(
+        bucket=bucket,
+        num_tokens=num_tokens,
+        num_rows=1,
+        num_decode_rows=int(num_tokens == 1),
+        token_ids=zeros_T,
+        positions=zeros_T,
+        slot_mapping=zeros_T,
+        query_start=query_start,
+        kv_lens=kv_lens,
+        page_table=np.zeros((bucket.rows, bucket.pages), np.int32),
+        logits_index=zeros_R,
+        temperature=np.zeros(bucket.rows, np.float32),
+        top_k=zeros_R,
+        top_p=np.ones(bucket.rows, np.float32),
+        uniform=np.zeros(bucket.rows, np.float32),
+        wants_token=np.zeros(bucket.rows, np.bool_),
+    )

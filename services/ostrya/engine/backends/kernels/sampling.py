@@ -1,0 +1,74 @@
+"""Chooses one token a row from its logits. Called by backends after the model.
+
+A row's token depends on its own logits, settings and noise alone, never on its neighbours. Order: temperature, top-k,
+top-p, then the inverse of the cumulative distribution over the vocabulary order at `uniform`. Shapes: R rows,
+V vocabulary, W candidates.
+"""
+
+import torch
+
+from ostrya.engine.plan import StepPlan
+
+# Sorted first when a row wants top-k or top-p; a nucleus is rarely larger, and when it is everything is sorted.
+_NUM_CANDIDATES = 1024
+
+
+def sample(logits_RV: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+    """tokens_R, int64. Temperature 0 takes the largest logit (the first of equals)."""
+    tokens_R = logits_RV.argmax(-1)
+    random_rows = torch.from_numpy((plan.temperature > 0) & plan.wants_token).nonzero().flatten()
+    if not len(random_rows):
+        return tokens_R
+    temperature_R = torch.from_numpy(plan.temperature)[random_rows].double()
+    # float64 throughout: a float32 running sum over the vocabulary could end below a uniform close to 1.
+    weights_RV = logits_RV[random_rows].double().div_(temperature_R[:, None])
+    weights_RV.sub_(weights_RV.amax(-1, keepdim=True)).exp_()
+    top_k_R = torch.from_numpy(plan.top_k)[random_rows].long()
+    top_p_R = torch.from_numpy(plan.top_p)[random_rows].double()
+    filtered = ((top_k_R > 0) | (top_p_R < 1)).nonzero().flatten()
+    if len(filtered):
+        weights_RV[filtered] = keep_nucleus(weights_RV[filtered], top_k_R[filtered], top_p_R[filtered])
+    tokens_R[random_rows] = _invert(weights_RV, torch.from_numpy(plan.uniform)[random_rows].double())
+    return tokens_R
+
+
+def keep_nucleus(weights_RV: torch.Tensor, top_k_R: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
+    """Zeroes all but the top_k largest weights (0 = all), and of those all but the fewest that reach the share top_p.
+
+    Among equal weights the lower token id is kept first.
+    """
+    vocab_size = weights_RV.shape[1]
+    limit_R = torch.where(top_k_R > 0, top_k_R.clamp(max=vocab_size), vocab_size)
+    width = min(_NUM_CANDIDATES, vocab_size)
+    threshold_R, num_kept_R, known_R = _nucleus(weights_RV, limit_R, top_p_R, width)
+    if len(wide := (~known_R).nonzero().flatten()):
+        threshold_R[wide], num_kept_R[wide], _ = _nucleus(weights_RV[wide], limit_R[wide], top_p_R[wide], vocab_size)
+    above_RV = weights_RV > threshold_R[:, None]
+    equal_RV = weights_RV == threshold_R[:, None]
+    room_R = num_kept_R - above_RV.sum(-1)
+    kept_RV = above_RV | (equal_RV & (equal_RV.cumsum(-1) <= room_R[:, None]))
+    return weights_RV.where(kept_RV, 0.0)
+
+
+def _nucleus(
+    weights_RV: torch.Tensor, limit_R: torch.Tensor, top_p_R: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Smallest weight kept, number kept, and whether `width` candidates were enough to know; of each row."""
+    candidates_RW = weights_RV.topk(width, dim=-1).values
+    in_limit_RW = torch.arange(width) < limit_R[:, None]
+    candidates_RW = candidates_RW.where(in_limit_RW, 0.0)
+    sums_RW = candidates_RW.cumsum(-1)
+    unlimited_R = limit_R == weights_RV.shape[1]
+    total_R = torch.where(unlimited_R, weights_RV.sum(-1), sums_RW[:, -1])
+    before_RW = sums_RW - candidates_RW
+    kept_RW = in_limit_RW & (before_RW < top_p_R[:, None] * total_R[:, None])
+    num_kept_R = kept_RW.sum(-1).clamp(min=1)
+    known_R = (limit_R <= width) | (unlimited_R & (num_kept_R < width))
+    return candidates_RW.gather(1, num_kept_R[:, None] - 1).squeeze(1), num_kept_R, known_R
+
+
+def _invert(weights_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
+    """The first token whose running sum exceeds the share `uniform` of the whole; never one of weight 0."""
+    sums_RV = weights_RV.cumsum(-1)
+    targets_R = uniform_R * sums_RV[:, -1]
+    return torch.searchsorted(sums_RV, targets_R[:, None], right=True).squeeze(1)

@@ -1,0 +1,154 @@
+"""The engine's own process: `python -m ostrya.engine.child FD`, started by engine/process.py.
+
+The main thread owns the engine. Everything else reaches it through one mailbox: the parent's messages, put there by a
+reader thread, and the end of a step, put there by a waiter thread; so requests and aborts are handled while a step
+runs. It lives as long as its socket.
+"""
+
+import importlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, Never
+
+from ostrya.engine import wire
+from ostrya.engine.backends.base import Runner, StepHandle
+from ostrya.engine.config import EngineConfig
+from ostrya.engine.engine import Engine
+from ostrya.engine.types import EngineInfo, StepReport
+from ostrya.errors import InvalidRequest, OstryaError
+
+if TYPE_CHECKING:
+    from ostrya.engine.models import LoadedModel
+
+RunnerFactory = Callable[[EngineConfig], "tuple[Runner, LoadedModel]"]
+
+
+class _StepDone:
+    """In the mailbox: the launched step can be committed."""
+
+
+_STEP_DONE: Final = _StepDone()
+
+Mailbox = queue.SimpleQueue[wire.ToChild | _StepDone]
+"""Bounded by the parent: it limits its open requests, and each has one Submit and at most one Abort."""
+
+
+class EngineLoop:
+    """Turns of the engine; the mailbox is handled between and during steps, a report goes out every HEARTBEAT_S."""
+
+    def __init__(self, engine: Engine, sock: socket.socket, mailbox: Mailbox) -> None:
+        self._engine = engine
+        self._sock = sock
+        self._mailbox = mailbox
+        self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step-waiter")
+        self._next_heartbeat_s = 0.0
+
+    def run(self) -> Never:
+        """Never returns; the reader thread ends the process when the parent closes the socket."""
+        while True:
+            report = self._engine.step(self._attend)
+            if report is None:
+                self._handle_next()
+            else:
+                self._send(report)
+            while not self._mailbox.empty():
+                self._handle_next()
+
+    def _attend(self, handle: StepHandle) -> None:
+        """Handles messages until the step is done."""
+        self._waiter.submit(handle.tokens).add_done_callback(lambda _: self._mailbox.put(_STEP_DONE))
+        while not self._handle_next():
+            pass
+
+    def _handle_next(self) -> bool:
+        """Waits for one message, or until a heartbeat is due. True when the message says that the step is done."""
+        try:
+            message = self._mailbox.get(timeout=max(0.0, self._next_heartbeat_s - time.monotonic()))
+        except queue.Empty:
+            self._send(StepReport(load=self._engine.load()))
+            return False
+        match message:
+            case wire.Submit(request):
+                try:
+                    self._engine.submit(request)
+                except InvalidRequest as error:
+                    self._send_message(wire.Refused(request.request_id, error.field, error.value, error.allowed))
+            case wire.Abort(request_id):
+                self._engine.abort(request_id)
+                self._next_heartbeat_s = 0.0  # the freed pages are news
+        return message is _STEP_DONE
+
+    def _send(self, report: StepReport) -> None:
+        self._send_message(wire.Report(report))
+        self._next_heartbeat_s = time.monotonic() + wire.HEARTBEAT_S / 2
+
+    def _send_message(self, message: wire.ToParent) -> None:
+        self._sock.sendall(wire.frame(message))
+
+
+def main(argv: list[str]) -> int:
+    """Loads, warms up, says Ready, then loops. Exit code 1 when the model cannot be served."""
+    # The parent decides when this process ends; a Ctrl-C in the terminal reaches both.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sock = socket.socket(fileno=int(argv[1]))
+    start = wire.receive(sock)
+    assert isinstance(start, wire.Start)
+    mailbox: Mailbox = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sock, mailbox), name="parent-reader", daemon=True).start()
+    try:
+        engine, info = _load(start)
+    except OstryaError as error:
+        sock.sendall(wire.frame(wire.Fatal(" ".join(str(error).split()))))
+        return 1
+    try:
+        sock.sendall(wire.frame(wire.Ready(info)))
+        EngineLoop(engine, sock, mailbox).run()
+    except ConnectionError:
+        return 0  # the parent is gone, and the reader thread is about to see it too
+
+
+def _load(start: wire.Start) -> tuple[Engine, EngineInfo]:
+    config = start.config
+    config.check()
+    module, _, function = start.factory.partition(":")
+    factory: RunnerFactory = getattr(importlib.import_module(module), function)
+    runner, model = factory(config)
+    engine = Engine(runner, config, context_tokens=model.context_tokens, eos_token_ids=model.eos_token_ids)
+    started_s = time.monotonic()
+    engine.warm_up()
+    info = EngineInfo(
+        model=config.model_name,
+        backend=config.backend,
+        dtype=config.dtype,
+        context_tokens=engine.scheduler.context_tokens,
+        vocab_size=model.vocab_size,
+        page_size=config.page_size,
+        num_pages=config.num_pages,
+        routing_stride=config.routing_stride,
+        eos_token_ids=tuple(model.eos_token_ids),
+        max_running=config.max_running,
+        load_s=model.load_s,
+        warmup_s=time.monotonic() - started_s,
+    )
+    return engine, info
+
+
+def _read(sock: socket.socket, mailbox: Mailbox) -> None:
+    """Posts the parent's messages; ends the process at once, whatever it is doing, when the parent is gone."""
+    try:
+        while True:
+            mailbox.put(wire.receive(sock))
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

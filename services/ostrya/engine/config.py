@@ -1,0 +1,60 @@
+"""The engine's settings. Frozen; checked once, all problems at once."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ostrya.errors import ConfigError
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine is built. Every default serves SmolLM2-135M on two CPU cores."""
+
+    model_path: str
+    """A .gguf file, or a directory with config.json and *.safetensors."""
+    model_name: str
+    """The served name; part of the digest chain."""
+    tokenizer_fingerprint: str
+    """Part of the digest chain; see text/tokenizer.py."""
+    backend: Literal["cpu"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of weights and KV pages; the residual stream and the norms are float32."""
+    page_size: int = 16
+    """Tokens a page."""
+    num_pages: int = 4096
+    """KV pages; page 0 is scratch for padding."""
+    routing_stride: int = 2
+    """Every routing_stride-th page is a resume point that routers see."""
+    max_context_tokens: int | None = None
+    """None: the model's own limit."""
+    max_running: int = 16
+    """Rows of a step; also the largest row bucket."""
+    max_step_tokens: int = 512
+    """The token budget of one step; also the largest token bucket."""
+    max_prefill_chunk_tokens: int = 512
+    """Longest part of one prompt in one step."""
+    num_threads: int = 0
+    """Compute threads; 0 = all cores."""
+
+    def check(self) -> None:
+        """ConfigError with every problem."""
+        problems = []
+        if not Path(self.model_path).exists():
+            problems.append(f"model path {self.model_path} does not exist")
+        if self.page_size < 1 or self.page_size & (self.page_size - 1):
+            problems.append(f"page_size is {self.page_size}; it must be a power of two")
+        if self.num_pages < 2:
+            problems.append(f"num_pages is {self.num_pages}; it must be at least 2")
+        if self.routing_stride < 1:
+            problems.append(f"routing_stride is {self.routing_stride}; it must be at least 1")
+        if self.max_running < 1:
+            problems.append(f"max_running is {self.max_running}; it must be at least 1")
+        if self.max_step_tokens < self.max_running:
+            problems.append(
+                f"max_step_tokens is {self.max_step_tokens}; it must be at least max_running ({self.max_running})"
+            )
+        if self.max_prefill_chunk_tokens < 1:
+            problems.append(f"max_prefill_chunk_tokens is {self.max_prefill_chunk_tokens}; it must be at least 1")
+        if problems:
+            raise ConfigError(problems)

@@ -1,0 +1,143 @@
+"""A Hugging Face directory (config.json, *.safetensors, sharded or not) as a weight source. Called by open_source.
+
+q and k rows are reordered while reading: files pair rotary element i with i + H/2, WeightSource wants pairs side by
+side.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ostrya.engine.models.config import ModelConfig
+from ostrya.engine.models.huggingface_config import JsonConfig
+from ostrya.errors import ModelLoadError
+
+_TOP_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_DTYPES = ("F32", "F16", "BF16")
+
+
+class _Header(Protocol):
+    def get_shape(self) -> list[int]: ...
+    def get_dtype(self) -> str: ...
+
+
+class _SafeFile(Protocol):
+    """What is used of safetensors' own class, which has no types."""
+
+    def keys(self) -> list[str]: ...
+    def get_slice(self, name: str) -> _Header: ...
+    def get_tensor(self, name: str) -> torch.Tensor: ...
+
+
+class HuggingFaceSource:
+    """Weights of a Llama-family directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.config: ModelConfig = JsonConfig(directory).model_config()
+        self._shard_of = _shards(directory)
+        # Computed from the configuration, or a copy of the embedding: harmless when nobody reads them.
+        ignored = {name for name in self._shard_of if name.endswith("rotary_emb.inv_freq")}
+        if self.config.tied_embeddings:
+            ignored.add("lm_head.weight")
+        self._unread = set(self._shard_of) - ignored
+
+    def require(self, name: str, shape: tuple[int, ...]) -> None:
+        stored_name = _stored_name(name)
+        shard = self._shard(stored_name)
+        with _opened(shard) as file:
+            header = file.get_slice(stored_name)
+            found, dtype = tuple(header.get_shape()), header.get_dtype()
+        if found != shape:
+            raise ModelLoadError(f"{shard}: tensor {stored_name} has shape {list(found)}; expected {list(shape)}")
+        if dtype not in _DTYPES:
+            raise ModelLoadError(f"{shard}: tensor {stored_name} has dtype {dtype}; supported: {', '.join(_DTYPES)}")
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        self.require(name, tuple(out.shape))
+        stored_name = _stored_name(name)
+        with _opened(self._shard(stored_name)) as file:
+            stored = file.get_tensor(stored_name)
+        if name.endswith((".attn_q.weight", ".attn_k.weight")):
+            stored = _pairs_side_by_side(stored, self.config.head_dim)
+        out.copy_(stored)
+        self._unread.discard(stored_name)
+
+    def unread(self) -> list[str]:
+        return sorted(self._unread)
+
+    def _shard(self, stored_name: str) -> Path:
+        if stored_name not in self._shard_of:
+            raise ModelLoadError(f"{self._directory}: tensor {stored_name} is missing")
+        return self._shard_of[stored_name]
+
+
+@contextmanager
+def _opened(shard: Path) -> Iterator[_SafeFile]:
+    try:
+        with safe_open(shard, framework="pt") as file:
+            yield cast("_SafeFile", file)
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{shard}: truncated or corrupt: {error}") from error
+
+
+def _stored_name(name: str) -> str:
+    stem = name.removesuffix(".weight")
+    if stem in _TOP_NAMES:
+        return f"{_TOP_NAMES[stem]}.weight"
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    assert match, name
+    return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.weight"
+
+
+def _pairs_side_by_side(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """[heads * H, D] with pairs (i, i + H/2) in each head -> pairs (2i, 2i + 1)."""
+    return weight.view(-1, 2, head_dim // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def _shards(directory: Path) -> dict[str, Path]:
+    """Tensor name -> file."""
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        return _indexed_shards(index)
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise ModelLoadError(f"{directory}: no *.safetensors file")
+    shards: dict[str, Path] = {}
+    for file in files:
+        with _opened(file) as opened:
+            shards.update(dict.fromkeys(opened.keys(), file))
+    return shards
+
+
+def _indexed_shards(index: Path) -> dict[str, Path]:
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        shards = {name: index.parent / file for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{index}: corrupt: {error!r}; a weight_map of tensor names to files is needed") from error
+    for file in sorted(set(shards.values())):
+        if not file.is_file():
+            raise ModelLoadError(f"{file}: missing, though {index.name} names it")
+    return shards

@@ -1,0 +1,42 @@
+"""Where weights come from: one protocol over a GGUF file and a Hugging Face directory.
+
+Tensor names are GGUF's ("blk.0.attn_q.weight") and so is the row order of q and k: the two halves of a rotary pair
+are neighbours.
+Every failure is a ModelLoadError of one line.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from ostrya.engine.models.config import ModelConfig
+from ostrya.errors import ModelLoadError
+
+
+class WeightSource(Protocol):
+    """An open checkpoint."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def require(self, name: str, shape: tuple[int, ...]) -> None:
+        """ModelLoadError when the tensor is missing or has another shape. Ask before setting memory aside for it."""
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """Requires the tensor, then fills `out`, converting to its dtype."""
+
+    def unread(self) -> list[str]:
+        """Tensors of the checkpoint that nobody asked for: parts of a model that we would compute wrongly."""
+
+
+def open_source(path: Path) -> WeightSource:
+    """Opens a .gguf file or a directory with config.json and *.safetensors; reads no weights yet."""
+    from ostrya.engine.models.gguf import GgufSource
+    from ostrya.engine.models.huggingface import HuggingFaceSource
+
+    if path.is_dir():
+        return HuggingFaceSource(path)
+    if path.is_file():
+        return GgufSource(path)
+    raise ModelLoadError(f"{path}: no such file or directory")

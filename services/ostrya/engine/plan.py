@@ -1,0 +1,59 @@
+"""One step, as plain padded arrays: what the scheduler decides and a backend executes. No torch, no device.
+
+Rows are sequences; decode rows (one token) come first, then prefill chunks. Everything is padded to the bucket, so that
+a backend sees few shapes. Padding tokens write to page 0, which no sequence owns; padding rows have kv_lens 0.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Bucket:
+    """A compiled shape. tokens T, rows R, pages a row can address P."""
+
+    tokens: int
+    rows: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """T = bucket.tokens, R = bucket.rows, P = bucket.pages. The first num_tokens / num_rows entries are real."""
+
+    bucket: Bucket
+    num_tokens: int
+    num_rows: int
+    num_decode_rows: int
+    """Rows [0, num_decode_rows) have exactly one token."""
+
+    token_ids: I32
+    """[T]"""
+    positions: I32
+    """[T] absolute position of each token."""
+    slot_mapping: I32
+    """[T] page * page_size + offset where the token's keys and values go."""
+    query_start: I32
+    """[R + 1] row r has tokens [query_start[r], query_start[r + 1])."""
+    kv_lens: I32
+    """[R] tokens each row attends to, the new ones included; 0 = padding row."""
+    page_table: I32
+    """[R, P] pages of each row in order; 0 where there is none."""
+    logits_index: I32
+    """[R] index in [0, T) of the token whose logits choose the row's next token."""
+
+    temperature: F32
+    """[R] 0 = greedy."""
+    top_k: I32
+    """[R] 0 = all."""
+    top_p: F32
+    """[R]"""
+    uniform: F32
+    """[R] in [0, 1): the noise of (seed, position), drawn on the host so that no device needs a generator."""
+    wants_token: npt.NDArray[np.bool_]
+    """[R] false for a chunk that does not end its prompt: its token is ignored."""

@@ -1,0 +1,249 @@
+"""The parent's side of the engine process: start it, send it requests, hand out what it says. Used by worker/.
+
+One task reads the child's frames and gives each output to its request. When the socket ends, whatever the reason,
+every open request fails with EngineDied and `dead` says why. Nothing here restarts the child: the worker exits and its
+supervisor starts a fresh one.
+"""
+
+import asyncio
+import contextlib
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncGenerator, Callable
+from typing import Self
+
+import msgspec
+
+from ostrya.engine import wire
+from ostrya.engine.config import EngineConfig
+from ostrya.engine.types import EngineInfo, EngineRequest, Load, RequestId, SequenceOutput, StepReport
+from ostrya.errors import EngineDied, InvalidRequest, ModelLoadError, OstryaError, Overloaded, Unavailable
+
+RUNNER_FACTORIES = {"cpu": "ostrya.engine.backends.cpu:load_runner"}
+"""By EngineConfig.backend; named and not imported, because torch stays in the child."""
+SILENCE_LIMIT_S = 30.0
+"""A child that misses 150 heartbeats hangs, and is killed."""
+EXIT_LIMIT_S = 1.0
+"""How long a child may take to notice its closed socket."""
+STDERR_FD = 2
+
+
+class _Stream:
+    """Outputs of one request that its consumer has not taken yet, merged into one: bounded by max_tokens."""
+
+    def __init__(self) -> None:
+        self._pending: SequenceOutput | None = None
+        self._error: OstryaError | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, output: SequenceOutput) -> None:
+        before = self._pending.token_ids if self._pending is not None else ()
+        self._pending = msgspec.structs.replace(output, token_ids=before + output.token_ids)
+        self._changed.set()
+
+    def fail(self, error: OstryaError) -> None:
+        self._error = error
+        self._changed.set()
+
+    async def get(self) -> SequenceOutput:
+        """The next merged output; once there is none left, raises what fail() was given."""
+        while self._pending is None:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        output, self._pending = self._pending, None
+        return output
+
+
+class EngineProcess:
+    """A running engine. Create it with start(); end it with close()."""
+
+    def __init__(
+        self,
+        process: Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        info: EngineInfo,
+        *,
+        max_waiting: int,
+    ) -> None:
+        self.info = info
+        self.load = Load()
+        """The newest."""
+        self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Says how it ended, once it has; close() ends it too."""
+        self._process = process
+        self._writer = writer
+        self._max_open = info.max_running + max_waiting
+        self._listeners: list[Callable[[StepReport], None]] = []
+        self._streams: dict[RequestId, _Stream] = {}
+        self._reading = asyncio.create_task(self._read(reader), name="engine-reader")
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        max_waiting: int = 256,
+        factory: str | None = None,
+        timeout_s: float = 600.0,
+    ) -> Self:
+        """Starts the child and waits until it is warm. ModelLoadError with one line if it cannot serve the model.
+
+        `factory` ("module:function") replaces the backend's own. A cancel leaves no child behind.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "ostrya.engine.child", str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=STDERR_FD,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            start = wire.Start(config, factory or RUNNER_FACTORIES[config.backend])
+            writer.write(wire.frame(start))
+            async with asyncio.timeout(timeout_s):
+                info = await _first_answer(reader, process)
+        except TimeoutError as error:
+            await _end(process, writer)
+            raise ModelLoadError(f"engine was not ready after {timeout_s:.0f} s") from error
+        except BaseException:
+            await _end(process, writer)
+            raise
+        return cls(process, reader, writer, info, max_waiting=max_waiting)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def num_open(self) -> int:
+        """Requests submitted and not ended."""
+        return len(self._streams)
+
+    def listen(self, listener: Callable[[StepReport], None]) -> None:
+        """`listener` is called on the event loop with every report from now on; it must not block or raise."""
+        self._listeners.append(listener)
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
+        """Runs a request; the last output has a finish_reason. Closing or cancelling the iteration aborts it at once.
+
+        Raises at the first step of the iteration Overloaded (queue full) or InvalidRequest (can never finish), and at
+        any step EngineDied, or what abort() was given.
+        """
+        if self.dead.done():
+            raise EngineDied(self.dead.result())
+        if len(self._streams) >= self._max_open:
+            raise Overloaded(
+                f"{self._max_open} requests are open here, which is the limit", retry_after_s=self._backlog_s()
+            )
+        request_id = request.request_id
+        stream = self._streams[request_id] = _Stream()
+        self._send(wire.Submit(request))
+        try:
+            finished = False
+            while not finished:
+                output = await stream.get()
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            if self._streams.pop(request_id, None) is not None:
+                self._send(wire.Abort(request_id))
+
+    def abort(self, request_id: RequestId, error: OstryaError | None = None) -> None:
+        """Ends a request in the engine at once; whoever iterates over it gets `error`. An unknown id is ignored."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._send(wire.Abort(request_id))
+            stream.fail(error or Unavailable(f"request {request_id} was aborted"))
+
+    async def close(self) -> None:
+        """Ends the child and fails what is still open. Safe to call twice."""
+        await _end(self._process, self._writer)
+        await self._reading
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        reason = "engine process ended"
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_LIMIT_S):
+                    message = await wire.read(reader)
+                self._take(message)
+        except (EOFError, OSError):  # TimeoutError is an OSError
+            if not reader.at_eof() and reader.exception() is None:
+                reason = f"engine process was silent for {SILENCE_LIMIT_S:.0f} s"
+        finally:
+            self._fail_all(f"{reason} ({await _end(self._process, self._writer)})")
+
+    def _take(self, message: wire.ToParent) -> None:
+        match message:
+            case wire.Report(report):
+                self.load = report.load
+                for listener in self._listeners:
+                    listener(report)
+                for output in report.outputs:
+                    self._give(output)
+            case wire.Refused(request_id, field, value, allowed):
+                if (stream := self._streams.pop(request_id, None)) is not None:
+                    stream.fail(InvalidRequest(field, value, allowed))
+
+    def _give(self, output: SequenceOutput) -> None:
+        # An aborted request may have one output on its way.
+        if (stream := self._streams.get(output.request_id)) is not None:
+            stream.put(output)
+            if output.finish_reason is not None:
+                del self._streams[output.request_id]
+
+    def _send(self, message: wire.Submit | wire.Abort) -> None:
+        # Not drained: the limit of open requests bounds what can pile up.
+        if not self._writer.is_closing():
+            self._writer.write(wire.frame(message))
+
+    def _backlog_s(self) -> float:
+        """How long until the queue has moved, as far as it is known: between 0.1 s and 10 s."""
+        rate = self.load.prefill_tokens_per_s
+        return min(10.0, max(0.1, self.load.queued_tokens / rate)) if rate else 1.0
+
+    def _fail_all(self, reason: str) -> None:
+        if not self.dead.done():
+            self.dead.set_result(reason)
+        for stream in self._streams.values():
+            stream.fail(EngineDied(reason))
+        self._streams.clear()
+
+
+async def _first_answer(reader: asyncio.StreamReader, process: Process) -> EngineInfo:
+    try:
+        answer = await wire.read(reader)
+    except (EOFError, OSError) as error:
+        code = await process.wait()
+        raise ModelLoadError(
+            f"engine process ended with code {code} before it was ready; see the lines above"
+        ) from error
+    if isinstance(answer, wire.Fatal):
+        raise ModelLoadError(answer.message)
+    assert isinstance(answer, wire.Ready)
+    return answer.info
+
+
+async def _end(process: Process, writer: asyncio.StreamWriter) -> str:
+    """Closes the socket, which ends the child; kills it if that does not. Returns how it ended."""
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    try:
+        async with asyncio.timeout(EXIT_LIMIT_S):
+            code = await process.wait()
+    except TimeoutError:
+        process.kill()
+        code = await process.wait()
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,113 @@
+"""What goes into an engine and what comes out of it. Plain values that cross a process boundary; no torch, no I/O."""
+
+from enum import StrEnum
+from typing import NewType
+
+import msgspec
+
+from ostrya.prefix.chain import RoutingDigest
+
+RequestId = NewType("RequestId", str)
+
+
+class FinishReason(StrEnum):
+    """Why a request ended by itself; a cancelled one has no reason because nobody is told."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are chosen; every field decided (defaults are resolved in worker/convert.py)."""
+
+    temperature: float
+    top_k: int
+    """0 = all."""
+    top_p: float
+    seed: int
+    """u64. The noise of the token at absolute position p depends on (seed, p) alone."""
+    max_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to continue."""
+
+    request_id: RequestId
+    token_ids: list[int]
+    sampling: Sampling
+    cache_namespace: str = ""
+
+
+class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step added to one request."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    """Includes a stop or end-of-sequence token that ended the request."""
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    """Prompt tokens reused at the first admission."""
+    queue_s: float = 0.0
+    """From submit to the first step that had it."""
+    prefill_s: float = 0.0
+    """From that step to the first token; 0 until there is one."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine is busy with, and counters since its start. Page counts: free + reusable + referenced = total."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    queued_tokens: int = 0
+    """Prompt tokens accepted and not yet computed."""
+    free_pages: int = 0
+    reusable_pages: int = 0
+    total_pages: int = 0
+    prefill_tokens_per_s: float = 0.0
+    """Moving average over steps that prefilled; 0 = not yet measured."""
+    num_preemptions: int = 0
+    queried_tokens: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    hit_tokens: int = 0
+    num_steps: int = 0
+    num_scheduled_tokens: int = 0
+    num_padded_tokens: int = 0
+    """Scheduled plus padding; padding waste = 1 - scheduled / padded."""
+    num_shapes: int = 0
+    """Distinct buckets executed or compiled so far."""
+    num_late_shapes: int = 0
+    """Shapes first seen after warm-up: each one is a fault."""
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one turn of the engine tells its owner."""
+
+    outputs: tuple[SequenceOutput, ...] = ()
+    stored: tuple[RoutingDigest, ...] = ()
+    """New resume points, parents before children. Within a report apply `removed` first, then `stored`."""
+    removed: tuple[RoutingDigest, ...] = ()
+    load: Load = Load()
+    step_s: float = 0.0
+    """Time of the step, 0 when this report is only a heartbeat."""
+    batch_size: int = 0
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a started engine can do."""
+
+    model: str
+    backend: str
+    dtype: str
+    context_tokens: int
+    vocab_size: int
+    page_size: int
+    num_pages: int
+    routing_stride: int
+    eos_token_ids: tuple[int, ...]
+    max_running: int
+    load_s: float
+    """Reading the weights."""
+    warmup_s: float
+    """Compiling every bucket."""

@@ -1,0 +1,96 @@
+"""What a worker and its engine process say to each other: msgpack frames with a length in front, over one socket pair.
+
+The parent sends Start, then Submit and Abort; the child sends Ready or Fatal, then Report and Refused. Closing the
+socket ends both.
+"""
+
+import socket
+import struct
+from asyncio import StreamReader
+
+import msgspec
+
+from ostrya.engine.config import EngineConfig
+from ostrya.engine.types import EngineInfo, EngineRequest, RequestId, StepReport
+
+_LENGTH = struct.Struct(">I")
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """First frame: what to load. `factory` is "module:function": config -> (Runner, LoadedModel)."""
+
+    config: EngineConfig
+    factory: str
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    request_id: RequestId
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded and every bucket is compiled."""
+
+    info: EngineInfo
+
+
+class Fatal(msgspec.Struct, frozen=True, tag=True):
+    """The model cannot be served; one line. The child exits."""
+
+    message: str
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """After each step, and at least every HEARTBEAT_S."""
+
+    report: StepReport
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A submitted request could never finish; the fields of InvalidRequest."""
+
+    request_id: RequestId
+    field: str
+    value: str
+    allowed: str
+
+
+ToChild = Start | Submit | Abort
+ToParent = Ready | Fatal | Report | Refused
+
+HEARTBEAT_S = 0.2
+
+_encoder = msgspec.msgpack.Encoder()
+_to_child = msgspec.msgpack.Decoder(ToChild)
+_to_parent = msgspec.msgpack.Decoder(ToParent)
+
+
+def frame(message: ToChild | ToParent) -> bytes:
+    """One message with its length, u32 big-endian, in front."""
+    raw = _encoder.encode(message)
+    return _LENGTH.pack(len(raw)) + raw
+
+
+def receive(sock: socket.socket) -> ToChild:
+    """The child's next message. Blocks; EOFError when the parent is gone."""
+    return _to_child.decode(_receive_exactly(sock, _LENGTH.unpack(_receive_exactly(sock, _LENGTH.size))[0]))
+
+
+async def read(reader: StreamReader) -> ToParent:
+    """The parent's next message. EOFError (as IncompleteReadError) when the child is gone."""
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return _to_parent.decode(await reader.readexactly(length))
+
+
+def _receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
+    raw = bytearray(num_bytes)
+    view = memoryview(raw)
+    while view:
+        num_received = sock.recv_into(view)
+        if not num_received:
+            raise EOFError("the parent closed the socket")
+        view = view[num_received:]
+    return bytes(raw)

@@ -1,0 +1,156 @@
+"""A deterministic Runner without a model: its next token depends on everything it can read through the page table.
+
+Each KV slot holds a hash of the token, its position and all slots before it, as they were read through the row's own
+page table when the token was computed. So a wrong page, a page that was overwritten, or one that was not written yet
+changes every token after it. `load_runner` and its relatives are factories for the engine process
+("tests.fakes.runner:load_runner").
+"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ostrya.engine.config import EngineConfig
+from ostrya.engine.plan import Bucket, StepPlan
+from ostrya.errors import ModelLoadError
+
+VOCAB_SIZE = 1000
+CONTEXT_TOKENS = 2048
+EOS = 2
+UNWRITTEN = -1
+MASK = (1 << 61) - 1
+
+
+def _mix(state: int, value: int) -> int:
+    return (state * 6_364_136_223_846_793_005 + value * 1_442_695_040_888_963_407 + 12_345) & MASK
+
+
+class FakeHandle:
+    """Done `step_s` after its launch."""
+
+    def __init__(self, tokens: npt.NDArray[np.int32], *, step_s: float) -> None:
+        self._tokens = tokens
+        self._done_s = time.monotonic() + step_s
+
+    def done(self) -> bool:
+        return time.monotonic() >= self._done_s
+
+    def tokens(self) -> npt.NDArray[np.int32]:
+        time.sleep(max(0.0, self._done_s - time.monotonic()))
+        return self._tokens
+
+
+class FakeRunner:
+    """A step takes at least `step_s`."""
+
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self, *, num_pages: int, page_size: int, step_s: float = 0.0) -> None:
+        self._page_size = page_size
+        self._step_s = step_s
+        self._slots = [UNWRITTEN] * (num_pages * page_size)
+        self._warm: set[Bucket] = set()
+        self._seen: set[Bucket] = set()
+        self.plans: list[StepPlan] = []
+        self.closed = False
+
+    @property
+    def num_shapes(self) -> int:
+        return len(self._warm | self._seen)
+
+    @property
+    def num_late_shapes(self) -> int:
+        return len(self._seen - self._warm)
+
+    def warm_up(self, buckets: Sequence[Bucket]) -> None:
+        self._warm = set(buckets)
+
+    def execute(self, plan: StepPlan) -> FakeHandle:
+        self._seen.add(plan.bucket)
+        self.plans.append(plan)
+        tokens = np.full(plan.bucket.rows, -7, np.int32)
+        for slot in plan.slot_mapping[plan.num_tokens :].tolist():
+            assert slot < self._page_size, "padding writes outside the scratch page"
+        for row in range(plan.num_rows):
+            tokens[row] = self._run_row(plan, row)
+        return FakeHandle(tokens, step_s=self._step_s)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _run_row(self, plan: StepPlan, row: int) -> int:
+        state = 0
+        first, end = int(plan.query_start[row]), int(plan.query_start[row + 1])
+        num_before = int(plan.kv_lens[row]) - (end - first)
+        for position in range(num_before):
+            content = self._slots[self._slot(plan, row, position)]
+            assert content != UNWRITTEN, f"row {row} reads position {position}, which nobody wrote"
+            state = _mix(state, content)
+        for index in range(first, end):
+            position = int(plan.positions[index])
+            slot = int(plan.slot_mapping[index])
+            assert position == num_before + index - first
+            assert slot == self._slot(plan, row, position) >= self._page_size
+            self._slots[slot] = _mix(_mix(state, int(plan.token_ids[index])), position)
+            state = _mix(state, self._slots[slot])
+        noise = int(plan.uniform[row] * 2**24) if plan.temperature[row] > 0 else 0
+        return (_mix(state, noise) >> 20) % VOCAB_SIZE
+
+    def _slot(self, plan: StepPlan, row: int, position: int) -> int:
+        return int(plan.page_table[row, position // self._page_size]) * self._page_size + position % self._page_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeModel:
+    """What a factory says of its model."""
+
+    context_tokens: int = CONTEXT_TOKENS
+    vocab_size: int = VOCAB_SIZE
+    eos_token_ids: tuple[int, ...] = (EOS,)
+    load_s: float = 0.25
+
+
+def load_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+    return FakeRunner(num_pages=config.num_pages, page_size=config.page_size), FakeModel()
+
+
+def load_slow_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+    """Every step takes 0.5 s: longer than two heartbeats."""
+    return FakeRunner(num_pages=config.num_pages, page_size=config.page_size, step_s=0.5), FakeModel()
+
+
+def load_paced_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+    """Every step takes 10 ms, so that a request is seen running."""
+    return FakeRunner(num_pages=config.num_pages, page_size=config.page_size, step_s=0.01), FakeModel()
+
+
+def refuse_to_load(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+    raise ModelLoadError(f"{config.model_path} is cut short:\n 12 of 40 bytes; fetch it again")
+
+
+def exit_while_loading(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+    os._exit(3)
+
+
+def never_load(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+    print("loading", file=sys.stderr, flush=True)
+    time.sleep(600)
+    raise AssertionError("nobody waits this long")
+
+
+class BreakingRunner(FakeRunner):
+    """Fails at its third step."""
+
+    def execute(self, plan: StepPlan) -> FakeHandle:
+        if len(self.plans) == 2:
+            raise RuntimeError("device lost")
+        return super().execute(plan)
+
+
+def load_breaking_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+    return BreakingRunner(num_pages=config.num_pages, page_size=config.page_size), FakeModel()

@@ -1,0 +1,122 @@
+"""Engines on the fake runner, small enough that pages run out."""
+
+from collections.abc import Callable, Iterable
+
+from ostrya.engine.config import EngineConfig
+from ostrya.engine.engine import Engine
+from ostrya.engine.types import EngineRequest, RequestId, Sampling
+from tests.fakes.runner import EOS, FakeRunner
+
+
+class Bench:
+    """An engine with a fake runner, and what came out of it by request."""
+
+    def __init__(
+        self,
+        *,
+        context_tokens: int = 256,
+        clock: Callable[[], float] = lambda: 0.0,
+        num_pages: int = 65,
+        max_running: int = 8,
+        max_step_tokens: int = 64,
+        max_prefill_chunk_tokens: int = 64,
+        routing_stride: int = 1,
+        max_context_tokens: int | None = None,
+    ) -> None:
+        self.config = EngineConfig(
+            model_path="/",
+            model_name="fake",
+            tokenizer_fingerprint="t",
+            page_size=4,
+            num_pages=num_pages,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            max_prefill_chunk_tokens=max_prefill_chunk_tokens,
+            routing_stride=routing_stride,
+            max_context_tokens=max_context_tokens,
+        )
+        self.runner = FakeRunner(num_pages=self.config.num_pages, page_size=self.config.page_size)
+        self.engine = Engine(self.runner, self.config, context_tokens=context_tokens, eos_token_ids=(EOS,), clock=clock)
+        self.engine.warm_up()
+        self.scheduler = self.engine.scheduler
+        self.tokens: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+        self.resume_points: set[int] = set()
+
+    def abort(self, request_id: str) -> None:
+        self.engine.abort(RequestId(request_id))
+
+    def submit(
+        self,
+        request_id: str,
+        token_ids: Iterable[int],
+        *,
+        max_tokens: int = 8,
+        seed: int = 0,
+        temperature: float = 0.0,
+        stop_token_ids: tuple[int, ...] = (),
+        ignore_eos: bool = True,
+        cache_namespace: str = "",
+    ) -> None:
+        sampling = Sampling(
+            temperature=temperature,
+            top_k=0,
+            top_p=1.0,
+            seed=seed,
+            max_tokens=max_tokens,
+            stop_token_ids=stop_token_ids,
+            ignore_eos=ignore_eos,
+        )
+        self.engine.submit(
+            EngineRequest(
+                request_id=RequestId(request_id),
+                token_ids=list(token_ids),
+                sampling=sampling,
+                cache_namespace=cache_namespace,
+            )
+        )
+
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> bool:
+        """One step, invariants checked; calls `meanwhile` while it runs. False when there was nothing to do."""
+        report = self.engine.step(lambda _: meanwhile())
+        self.scheduler.pool.check()
+        if report is None:
+            return False
+        for output in report.outputs:
+            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            self.cached[output.request_id] = output.num_cached_tokens
+        assert not set(report.stored) & set(report.removed)
+        self.resume_points -= set(report.removed)
+        self.resume_points |= set(report.stored)
+        assert self.resume_points == self.scheduler.prefix.resume_points()
+        return True
+
+    def run(self) -> None:
+        """Steps until idle; afterwards no page is referenced."""
+        while self.step():
+            pass
+        load = self.engine.load()
+        assert (load.num_running, load.num_waiting, load.queued_tokens) == (0, 0, 0)
+        assert load.free_pages + load.reusable_pages == load.total_pages
+
+    def generate(
+        self,
+        token_ids: Iterable[int],
+        *,
+        max_tokens: int = 8,
+        seed: int = 0,
+        temperature: float = 0.0,
+        stop_token_ids: tuple[int, ...] = (),
+    ) -> list[int]:
+        """The tokens of one request that has the engine to itself."""
+        request_id = f"alone-{len(self.tokens)}"
+        self.submit(
+            request_id,
+            token_ids,
+            max_tokens=max_tokens,
+            seed=seed,
+            temperature=temperature,
+            stop_token_ids=stop_token_ids,
+        )
+        self.run()
+        return self.tokens[request_id]

@@ -1,0 +1,225 @@
+"""Checkpoints: every quantization as the gguf package reads it, both containers with the same logits, one clear line
+when broken."""
+
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize
+
+from ostrya.engine.backends.kernels.attention import PagedAttention
+from ostrya.engine.backends.kernels.linear import make_linear
+from ostrya.engine.models.llama import Llama, StepTensors
+from ostrya.engine.models.source import open_source
+from ostrya.errors import ModelLoadError
+from tests.numerics.driver import row_plan
+from tests.unit.engine.models.checkpoints import Tiny, stored_name, write_directory, write_gguf
+
+TINY = Tiny()
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+PROMPT = list(range(3, 43))
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32) -> Llama:
+    return Llama(open_source(path), dtype=dtype, context_tokens=TINY.context_tokens, make_linear=make_linear)
+
+
+@torch.inference_mode()
+def logits(path: Path) -> torch.Tensor:
+    """[1, V] after the prompt."""
+    model = load(path)
+    plan = row_plan(PROMPT, page_size=16)
+    kv_pages = [torch.zeros(8, 16, 2 * TINY.num_kv_heads, TINY.head_dim) for _ in range(TINY.num_layers)]
+    attend = PagedAttention(plan, num_tokens=plan.bucket.tokens, num_heads=TINY.num_heads, kv_pages_PSCH=kv_pages[0])
+    step = StepTensors(
+        token_ids_T=torch.from_numpy(plan.token_ids),
+        positions_T=torch.from_numpy(plan.positions),
+        slots_T=torch.from_numpy(plan.slot_mapping).long(),
+        logits_index_R=torch.from_numpy(plan.logits_index),
+    )
+    return model.forward(step, kv_pages, attend)[:1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_quantization_reads_as_the_gguf_package_reads_it(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", TINY, TINY.weights(), kind=GGMLQuantizationType[kind])
+    source = open_source(path)
+    for tensor in GGUFReader(path).tensors:
+        expected = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type)))
+        out = torch.empty(expected.shape, dtype=dtype)
+        source.read_into(tensor.name, out)
+        assert torch.equal(out, expected.to(dtype)), tensor.name
+    assert source.unread() == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_of_each_quantization_runs(kind: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", TINY, TINY.weights(), kind=GGMLQuantizationType[kind])
+    assert logits(path).isfinite().all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_file_and_directory_of_the_same_weights_give_the_same_logits(tied: bool, shards: int, tmp_path: Path) -> None:
+    tiny = Tiny(tied=tied)
+    file = write_gguf(tmp_path / "m.gguf", tiny, tiny.weights())
+    directory = write_directory(tmp_path / "m", tiny, tiny.weights(), shards=shards)
+    assert open_source(file).config == open_source(directory).config
+    assert torch.equal(logits(file), logits(directory))
+
+
+def test_other_weights_give_other_logits(tmp_path: Path) -> None:
+    first = write_gguf(tmp_path / "a.gguf", TINY, TINY.weights(seed=0))
+    second = write_gguf(tmp_path / "b.gguf", TINY, TINY.weights(seed=1))
+    assert not torch.allclose(logits(first), logits(second))
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def test_llama3_rope_scaling_is_the_same_from_settings_and_from_a_rope_freqs_tensor(tmp_path: Path) -> None:
+    directory = write_directory(tmp_path / "m", TINY, TINY.weights(), changed={"rope_scaling": LLAMA3})
+    divisors = open_source(directory).config.rope_divisors
+    assert divisors
+    assert divisors[0] == 1.0
+    assert divisors[-1] == 8.0
+    assert list(divisors) == sorted(divisors)
+    freqs = {"rope_freqs": np.array(divisors, np.float32)}
+    file = write_gguf(tmp_path / "m.gguf", TINY, TINY.weights() | freqs)
+    plain = write_directory(tmp_path / "plain", TINY, TINY.weights())
+    # The file holds the divisors in float32, the settings give them in float64.
+    assert torch.allclose(logits(file), logits(directory), atol=1e-5)
+    assert not torch.allclose(logits(plain), logits(directory), atol=1e-3)
+
+
+def test_rope_settings_are_found_where_transformers_5_puts_them(tmp_path: Path) -> None:
+    nested = {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 777.0}}
+    directory = write_directory(tmp_path / "m", TINY, TINY.weights(), changed=nested)
+    assert open_source(directory).config.rope_theta == 777.0
+
+
+def test_end_of_sequence_tokens_come_from_the_generation_settings_first(tmp_path: Path) -> None:
+    directory = write_directory(tmp_path / "m", TINY, TINY.weights())
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 9]}))
+    assert open_source(directory).config.eos_token_ids == (5, 9)
+    changed = {"tokenizer.ggml.eot_token_id": 7}
+    assert open_source(write_gguf(tmp_path / "m.gguf", TINY, TINY.weights(), changed=changed)).config.eos_token_ids == (
+        2,
+        7,
+    )
+
+
+def assert_one_line(path: Path, *words: str) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert re.search(word, message), message
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"general.architecture": "qwen3"}, ["architecture 'qwen3'", "supported: llama"]),
+        ({"llama.context_length": None}, ["llama.context_length is missing"]),
+        ({"llama.attention.head_count_kv": 3}, ["4 heads", "3 KV heads"]),
+        ({"llama.attention.key_length": 32}, ["attn_q.weight has shape"]),
+        ({"llama.rope.dimension_count": 32}, ["rope.dimension_count is 32"]),
+        ({"llama.expert_count": 8}, ["8 experts"]),
+        ({"llama.rope.scaling.type": "yarn"}, ["'yarn'"]),
+        ({"llama.block_count": 3}, ["blk.2.attn_norm.weight is missing"]),
+        ({"llama.block_count": 1}, ["blk.1", "not part of a plain llama"]),
+        ({"llama.feed_forward_length": 1024}, ["ffn_gate.weight has shape", r"expected \[1024, 256\]"]),
+    ],
+)
+def test_gguf_that_is_not_a_plain_llama_is_refused(
+    changed: dict[str, int | str | None], words: list[str], tmp_path: Path
+) -> None:
+    assert_one_line(write_gguf(tmp_path / "m.gguf", TINY, TINY.weights(), changed=changed), *words)
+
+
+def test_unsupported_quantization_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", TINY, TINY.weights(), kind=GGMLQuantizationType.Q5_0)
+    assert_one_line(path, "quantization Q5_0", "supported: F32")
+
+
+def test_a_gguf_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "m.gguf", Tiny(num_layers=1), Tiny(num_layers=1).weights()).read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for length in [0, 3, 10, 23, 40, 100, 500, 1500, 2500, 5000, len(whole) // 2, len(whole) - 1]:
+        cut.write_bytes(whole[:length])
+        assert_one_line(cut, "cut.gguf")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_gguf_with_a_damaged_header_is_refused_or_read(seed: int, tmp_path: Path) -> None:
+    tiny = Tiny(num_layers=1)
+    damaged = bytearray(write_gguf(tmp_path / "m.gguf", tiny, tiny.weights()).read_bytes())
+    generator = np.random.default_rng(seed)
+    for at in generator.integers(0, 3000, 20):
+        damaged[at] = int(generator.integers(0, 256))
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(damaged)
+    with suppress(ModelLoadError):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"model_type": "mamba"}, ["model_type 'mamba'", "supported: llama"]),
+        ({"attention_bias": True}, ["attention_bias"]),
+        ({"hidden_act": "gelu"}, ["'gelu'"]),
+        ({"quantization_config": {"bits": 4}}, ["quantization_config"]),
+        ({"rope_scaling": {"rope_type": "yarn"}}, ["'yarn'"]),
+        ({"rope_scaling": {"rope_type": "llama3"}}, ["factor is missing"]),
+        ({"hidden_size": "big"}, ["hidden_size is 'big'"]),
+        ({"tie_word_embeddings": False}, ["lm_head.weight is missing"]),
+        ({"vocab_size": 97}, ["embed_tokens.weight has shape", "expected"]),
+    ],
+)
+def test_directory_that_is_not_a_plain_llama_is_refused(
+    changed: dict[str, object], words: list[str], tmp_path: Path
+) -> None:
+    assert_one_line(write_directory(tmp_path / "m", TINY, TINY.weights(), changed=changed), *words)
+
+
+def test_a_tensor_the_model_has_no_place_for_is_refused(tmp_path: Path) -> None:
+    extra = {"blk.0.attn_q_norm": np.ones(TINY.head_dim, np.float32)}
+    assert_one_line(write_gguf(tmp_path / "m.gguf", TINY, TINY.weights() | extra), r"blk\.0\.attn_q_norm")
+
+
+def test_broken_directories_are_refused(tmp_path: Path) -> None:
+    directory = write_directory(tmp_path / "m", TINY, TINY.weights(), shards=2)
+    shard = directory / "model-00002-of-00002.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[: len(content) // 2])
+    assert_one_line(directory, "model-00002-of-00002.safetensors")
+    shard.unlink()
+    assert_one_line(directory, "missing, though model.safetensors.index.json names it")
+    (directory / "model.safetensors.index.json").write_text("[]")
+    assert_one_line(directory, "weight_map")
+    (directory / "config.json").write_text("{")
+    assert_one_line(directory, "config.json: corrupt")
+    (directory / "config.json").unlink()
+    assert_one_line(directory, "config.json: no such file")
+    assert_one_line(tmp_path / "nowhere", "no such file")
+
+
+def test_a_missing_tensor_in_a_directory_is_named(tmp_path: Path) -> None:
+    weights = TINY.weights()
+    del weights["blk.1.ffn_up"]
+    assert_one_line(write_directory(tmp_path / "m", TINY, weights), re.escape(stored_name("blk.1.ffn_up")))

@@ -1,0 +1,70 @@
+"""The loop measures with the clock it is given, and tells the whole truth in every report."""
+
+import pytest
+
+from tests.unit.engine.bench import Bench
+
+
+class FakeClock:
+    """Each look is one second later."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+def test_idle_engine_has_no_step_to_report() -> None:
+    assert Bench().engine.step() is None
+
+
+def test_waiting_and_prefill_are_timed_by_the_given_clock() -> None:
+    b = Bench(clock=FakeClock(), max_step_tokens=16)
+    b.submit("a", range(20), max_tokens=2)  # at 1; steps start at 2 and 4, the first token is there at 5
+    reports = [b.engine.step() for _ in range(3)]
+    outputs = [output for report in reports if report for output in report.outputs]
+    assert [(output.queue_s, output.prefill_s) for output in outputs] == [(1.0, 3.0)] * 2
+
+
+def test_prefill_rate_is_tokens_over_time_of_steps_that_prefilled() -> None:
+    b = Bench(clock=FakeClock())
+    assert b.engine.load().prefill_tokens_per_s == 0
+    b.submit("a", range(40), max_tokens=5)
+    b.run()
+    assert b.engine.load().prefill_tokens_per_s == pytest.approx(40.0)
+
+
+def test_report_counts_padding_and_shapes() -> None:
+    b = Bench()
+    b.submit("a", range(20), max_tokens=2)
+    b.run()
+    load = b.engine.load()
+    assert (load.num_steps, load.num_scheduled_tokens, load.num_padded_tokens) == (2, 21, 32 + 4)
+    assert load.num_shapes == len(b.scheduler.ladder.buckets)
+    assert load.num_late_shapes == 0
+
+
+def test_requests_may_come_and_go_while_a_step_runs() -> None:
+    b = Bench()
+    b.submit("a", range(20), max_tokens=3)
+    b.step(lambda: b.submit("b", range(30, 40), max_tokens=3))
+    assert b.engine.load().num_waiting == 1
+    b.run()
+    assert len(b.tokens["b"]) == 3
+
+
+def test_context_is_what_model_setting_and_pool_allow() -> None:
+    assert Bench(context_tokens=100).scheduler.context_tokens == 100
+    assert Bench(context_tokens=100, max_context_tokens=50).scheduler.context_tokens == 50
+    assert Bench(context_tokens=100, num_pages=11).scheduler.context_tokens == 40
+
+
+def test_decode_rows_do_not_count_as_prefill() -> None:
+    b = Bench(clock=FakeClock())
+    b.submit("decoding", range(4), max_tokens=50)
+    b.step()
+    b.submit("prefilling", range(100, 130), max_tokens=1)
+    b.step()
+    assert b.engine.load().prefill_tokens_per_s == pytest.approx(30.0)
