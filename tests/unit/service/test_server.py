@@ -1,0 +1,109 @@
+"""Health, reflection, limits and keepalive over a real socket."""
+
+import asyncio
+import json
+import logging
+import urllib.request
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry, Counter
+
+from ostrya.api.v1 import inference_pb2, inference_pb2_grpc
+from ostrya.service.logs import JsonFormatter
+from ostrya.service.metrics import MetricsEndpoint
+from ostrya.service.server import GrpcServer, channel
+
+NAME = "ostrya.api.v1.InferenceService"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Unused(inference_pb2_grpc.InferenceServiceServicer):
+    """Generated base classes are abstract only for the type checker."""
+
+
+def server_of(max_message_bytes: int = 1 << 20) -> GrpcServer:
+    server = GrpcServer("127.0.0.1", 0, max_message_bytes=max_message_bytes, services=[NAME])
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(Unused(), server.server)  # type: ignore[abstract]
+    return server
+
+
+async def test_health_is_not_serving_until_told_and_watchers_hear_it() -> None:
+    server = server_of()
+    port = await server.start()
+    async with channel(f"127.0.0.1:{port}", max_message_bytes=1 << 20) as open_channel:
+        stub = health_pb2_grpc.HealthStub(open_channel)
+        for name in ("", NAME):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)  # type: ignore[attr-defined]
+            assert answer.status == NOT_SERVING
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=NAME), timeout=5)  # type: ignore[attr-defined]
+        assert (await watch.read()).status == NOT_SERVING
+        await server.set_serving(True)
+        assert (await watch.read()).status == SERVING
+        watch.cancel()
+    await server.stop(0)
+
+
+async def test_reflection_lists_our_service() -> None:
+    server = server_of()
+    port = await server.start()
+    async with channel(f"127.0.0.1:{port}", max_message_bytes=1 << 20) as open_channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(open_channel)  # type: ignore[arg-type]
+        call = stub.ServerReflectionInfo(  # type: ignore[operator]
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5
+        )
+        names = {service.name async for answer in call for service in answer.list_services_response.service}
+    await server.stop(0)
+    assert {NAME, "grpc.health.v1.Health"} <= names
+
+
+async def test_a_message_over_the_limit_is_resource_exhausted_with_limit_and_value() -> None:
+    server = server_of(max_message_bytes=4096)
+    port = await server.start()
+    async with channel(f"127.0.0.1:{port}", max_message_bytes=1 << 20) as open_channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(open_channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Tokenize(inference_pb2.TokenizeRequest(text="x" * 8192), timeout=5)
+    await server.stop(0)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "4096" in (caught.value.details() or "")
+
+
+async def test_a_taken_port_is_an_oserror_that_names_it() -> None:
+    first = server_of()
+    port = await first.start()
+    second = GrpcServer("127.0.0.1", port, max_message_bytes=1024, services=[NAME])
+    with pytest.raises(OSError, match=str(port)):
+        await second.start()
+    await first.stop(0)
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+async def test_metrics_endpoint_serves_the_registry_and_stops() -> None:
+    registry = CollectorRegistry()
+    Counter("ostrya_test_events_total", "Events of a test.", registry=registry).inc()
+    endpoint = MetricsEndpoint(registry, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{endpoint.start()}/metrics"
+    text = await asyncio.to_thread(fetch, url)
+    endpoint.close()
+    assert "ostrya_test_events_total 1.0" in text
+    assert "_created" not in text
+    assert "process_resident_memory_bytes" in text
+    assert "ostrya_process_tasks 1.0" in text
+    with pytest.raises(OSError, match="refused"):
+        await asyncio.to_thread(fetch, url)
+
+
+def test_a_log_line_is_one_json_object_with_its_fields() -> None:
+    record = logging.LogRecord("ostrya.x", logging.INFO, "f", 1, "request done", (), None)
+    record.fields = {"tokens": 3}
+    line = json.loads(JsonFormatter("router").format(record))
+    assert (line["service"], line["level"], line["message"], line["tokens"]) == ("router", "info", "request done", 3)
