@@ -1,0 +1,11 @@
+-- A new epoch: the time in ms, above any epoch stored here and above the caller's floor (ARGV: floor, 0, lease ms, kept ms),
+-- so that it grows over restarts, over an emptied Redis and over a clock that went back. No snapshot yet: ss = -1.
+local now = redis.call('TIME')
+local known = tonumber(redis.call('HGET', KEYS[2], 'e') or '0')
+local fresh = math.max(now[1] * 1000 + math.floor(now[2] / 1000), known + 1, epoch + 1)
+local text = string.format('%.0f', fresh)
+redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+redis.call('HSET', KEYS[2], 'e', text, 's', '0', 'ss', '-1')
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
+redis.call('SET', KEYS[1], text, 'PX', ARGV[3])
+return text

