@@ -1,0 +1,148 @@
+"""A worker process: all of its wiring, from settings to exit code. Called by `ostrya worker`.
+
+It never heals itself: when the engine dies or another process takes its id, it says so and exits 1, and its supervisor
+starts a fresh one.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+
+from prometheus_client import CollectorRegistry
+
+from ostrya.api.v1 import worker_pb2, worker_pb2_grpc
+from ostrya.engine.config import EngineConfig
+from ostrya.engine.process import EngineProcess
+from ostrya.errors import Fenced, ModelLoadError
+from ostrya.prefix.chain import ChainKey, self_test
+from ostrya.service import logs
+from ostrya.service.metrics import MetricsEndpoint
+from ostrya.service.server import GrpcServer, stop_signal
+from ostrya.state.members import Member
+from ostrya.worker.metrics import WorkerMetrics
+from ostrya.worker.publisher import Publisher
+from ostrya.worker.servicer import WorkerServicer
+from ostrya.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
+_End = asyncio.Future[bool] | asyncio.Future[None] | asyncio.Future[str] | asyncio.Future[Fenced]
+FLUSH_S = 1.0
+"""For the last statuses to reach their clients."""
+
+
+async def serve(settings: WorkerSettings, config: EngineConfig, *, factory: str | None = None) -> int:
+    """Runs a worker until SIGTERM or SIGINT (0), or until it cannot go on (1).
+
+    `factory` ("module:function") replaces the backend's own runner.
+    """
+    logs.setup("worker", settings.log_level)
+    stopping = asyncio.create_task(stop_signal().wait())
+    starting = asyncio.create_task(EngineProcess.start(config, max_waiting=settings.max_waiting, factory=factory))
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, model=config.model_name)
+    endpoint = MetricsEndpoint(registry, settings.host, settings.metrics_port)
+    try:
+        metrics_port = endpoint.start()
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return 0
+        worker = _Worker(settings, config, starting.result(), metrics)
+        return await worker.run(stopping, metrics_port=metrics_port)
+    except (ModelLoadError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        await _cancelled(stopping)
+        await _closed(starting)
+        endpoint.close()
+
+
+class _Worker:
+    """The parts around a warm engine, from the first SERVING to the end of the last request."""
+
+    def __init__(
+        self, settings: WorkerSettings, config: EngineConfig, engine: EngineProcess, metrics: WorkerMetrics
+    ) -> None:
+        self._settings, self._config, self._engine, self._metrics = settings, config, engine, metrics
+        key = ChainKey(model=config.model_name, tokenizer_fingerprint=config.tokenizer_fingerprint)
+        self._self_test = self_test(key, page_size=config.page_size, stride=config.routing_stride)
+        self._server = GrpcServer(
+            settings.host, settings.port, max_message_bytes=settings.max_message_bytes, services=[SERVICE]
+        )
+        self._publisher: Publisher | None = None
+        self._servicer = WorkerServicer(
+            engine,
+            metrics,
+            settings=settings,
+            tokenizer_fingerprint=config.tokenizer_fingerprint,
+            chain_self_test=self._self_test,
+            set_serving=self._server.set_serving,
+            epoch=lambda: self._publisher.epoch if self._publisher else 0,
+        )
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, self._server.server)
+        metrics.started(engine.info)
+        engine.listen(metrics.report)
+
+    async def run(self, stopping: "asyncio.Task[bool]", *, metrics_port: int) -> int:
+        """Serves until `stopping`, or until the engine dies or the worker is fenced; then drains. The exit code."""
+        port = await self._server.start()
+        address = self._settings.advertise_address or f"{self._settings.host}:{port}"
+        publisher = self._publisher = Publisher(self._settings, member=self._member(address))
+        self._engine.listen(lambda report: publisher.publish(report.stored, report.removed, report.load))
+        publishing = asyncio.create_task(publisher.run())
+        try:
+            await self._server.set_serving(True)
+            self._metrics.enter("ready")
+            log.info("listening", extra={"fields": {"address": address, "port": port, "metrics_port": metrics_port}})
+            ends: set[_End] = {stopping, publishing, self._engine.dead, publisher.fenced}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return await self._finish(publisher)
+        finally:
+            await _cancelled(publishing)
+            await publisher.close()
+            await self._server.stop(FLUSH_S)
+
+    async def _finish(self, publisher: Publisher) -> int:
+        """NOT_SERVING at once, then waits for the requests that can still end well."""
+        if self._engine.dead.done():
+            await self._server.set_serving(False)
+            self._metrics.enter("dead")
+            log.error("engine died; the worker exits", extra={"fields": {"reason": self._engine.dead.result()}})
+            return 1
+        num_cancelled = await self._servicer.drain(self._settings.drain_timeout_s)
+        log.info("drained", extra={"fields": {"num_cancelled": num_cancelled}})
+        if publisher.fenced.done():
+            log.error("fenced; the worker exits", extra={"fields": {"reason": str(publisher.fenced.result())}})
+            return 1
+        return 0
+
+    def _member(self, address: str) -> Member:
+        info = self._engine.info
+        return Member(
+            worker_id=self._settings.worker_id,
+            address=address,
+            model=info.model,
+            page_size=info.page_size,
+            routing_stride=info.routing_stride,
+            chain_self_test=self._self_test,
+            max_running=info.max_running,
+            context_tokens=info.context_tokens,
+            vocab_size=info.vocab_size,
+        )
+
+
+async def _cancelled(task: "asyncio.Task[bool] | asyncio.Task[None]") -> None:
+    """Ends a task; what it raised before is raised here."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def _closed(starting: "asyncio.Task[EngineProcess]") -> None:
+    """Ends the engine, warm or still loading."""
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError, ModelLoadError, OSError):
+        await (await starting).close()

@@ -1,0 +1,207 @@
+"""A worker's metrics: one object, fed by engine reports and by the observation of each request.
+
+Names: platform.md 4.2. Counters of the engine arrive as totals and are added as differences.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from ostrya.engine.types import EngineInfo, Load, SequenceOutput, StepReport
+
+Cause = Literal["client", "deadline", "drain", "engine"]
+State = Literal["starting", "ready", "draining", "dead"]
+
+CAUSES: tuple[Cause, ...] = ("client", "deadline", "drain", "engine")
+STATES: tuple[State, ...] = ("starting", "ready", "draining", "dead")
+
+# OpenTelemetry's GenAI bounds.
+FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+INTER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class _Family:
+    """Makes metrics with our prefix and the model label already filled in."""
+
+    def __init__(self, registry: CollectorRegistry, model: str) -> None:
+        self._registry, self._model = registry, model
+
+    def gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"ostrya_worker_{name}", text, ["model"], registry=self._registry).labels(self._model)
+
+    def counter(self, name: str, text: str) -> Counter:
+        return Counter(f"ostrya_worker_{name}", text, ["model"], registry=self._registry).labels(self._model)
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(f"ostrya_worker_{name}", text, ["model"], buckets=buckets, registry=self._registry)
+        return family.labels(self._model)
+
+    def gauges(self, name: str, text: str, label: str, values: tuple[str, ...]) -> dict[str, Gauge]:
+        family = Gauge(f"ostrya_worker_{name}", text, ["model", label], registry=self._registry)
+        return {value: family.labels(self._model, value) for value in values}
+
+    def counters(self, name: str, text: str, label: str, values: tuple[str, ...]) -> dict[str, Counter]:
+        family = Counter(f"ostrya_worker_{name}", text, ["model", label], registry=self._registry)
+        return {value: family.labels(self._model, value) for value in values}
+
+    def histograms(
+        self, name: str, text: str, label: str, values: tuple[str, ...], buckets: tuple[float, ...]
+    ) -> dict[str, Histogram]:
+        family = Histogram(f"ostrya_worker_{name}", text, ["model", label], buckets=buckets, registry=self._registry)
+        return {value: family.labels(self._model, value) for value in values}
+
+
+class WorkerMetrics:
+    """Everything a worker shows, on the registry it is given."""
+
+    def __init__(self, registry: CollectorRegistry, *, model: str) -> None:
+        make = _Family(registry, model)
+        self._model = model
+        self._last = Load()
+        self.waiting = make.gauge("requests_waiting", "Requests accepted and not yet scheduled.")
+        self.running = make.gauge("requests_running", "Requests that have a place in the batch.")
+        self.queued_tokens = make.gauge("queued_tokens", "Prompt tokens accepted and not yet computed.")
+        self.kv_usage = make.gauge("kv_cache_usage_ratio", "KV pages that requests refer to, of all pages.")
+        self.kv_blocks = make.gauges(
+            "kv_cache_blocks", "KV pages by state.", "state", ("free", "reusable", "referenced")
+        )
+        self.prefill_rate = make.gauge("prefill_tokens_per_second", "Moving average over steps that prefilled.")
+        self.queried = make.counter("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache.")
+        self.hit = make.counter("prefix_cache_hit_tokens", "Prompt tokens found there.")
+        self.preemptions = make.counter("preemptions", "Requests put back to the queue because pages ran out.")
+        self.steps = make.counter("steps", "Steps of the engine.")
+        self.scheduled = make.counter("scheduled_tokens", "Tokens computed.")
+        self.padded = make.counter("padded_tokens", "Tokens computed, padding included.")
+        self.waste = make.gauge("padding_waste_ratio", "Padding, of all tokens computed since the start.")
+        self.shapes = make.gauge("shapes", "Distinct shapes compiled.")
+        self.late_shapes = make.counter("late_shapes", "Shapes first seen after warm-up; each one is a fault.")
+        self.events = make.counters(
+            "cache_events_published", "Resume points told to the routers.", "type", ("stored", "removed")
+        )
+        self.batch_size = make.histogram("batch_size", "Rows of a step.", BATCH)
+        self.step = make.histogram("step_seconds", "Time of a step.", STEP_S)
+        self.first_token = make.histogram("time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_S)
+        self.inter_token = make.histogram("inter_token_latency_seconds", "From token to token.", INTER_TOKEN_S)
+        self.queue = make.histogram("request_queue_seconds", "Arrival to the first step that had it.", FIRST_TOKEN_S)
+        self.prefill = make.histogram("prefill_seconds", "From that step to the first token.", FIRST_TOKEN_S)
+        self.duration = make.histograms(
+            "request_duration_seconds",
+            "Arrival to the last token, or to the cancel.",
+            "finish_reason",
+            ("stop", "length", "cancelled"),
+            DURATION_S,
+        )
+        self.prompt_tokens = make.counter("prompt_tokens", "Prompt tokens of requests that got a first token.")
+        self.generation_tokens = make.counter("generation_tokens", "Tokens generated.")
+        self.cancelled = make.counters("cancelled_requests", "Requests that ended early.", "cause", CAUSES)
+        self.load_s = make.gauge("model_load_seconds", "Time to read the weights.")
+        self.phases = make.gauges(
+            "startup_phase_seconds", "Time of each phase of the start.", "phase", ("load", "warmup")
+        )
+        self.states = make.gauges("lifecycle_state", "1 for the state the worker is in.", "state", STATES)
+        self._info = Gauge(
+            "ostrya_worker_info", "What serves.", ["model", "backend", "dtype", "page_size"], registry=registry
+        )
+        self.enter("starting")
+
+    def enter(self, state: State) -> None:
+        """The worker is in `state` now."""
+        for name, gauge in self.states.items():
+            gauge.set(name == state)
+
+    def started(self, info: EngineInfo) -> None:
+        """What the engine said of itself."""
+        self.load_s.set(info.load_s)
+        self.phases["load"].set(info.load_s)
+        self.phases["warmup"].set(info.warmup_s)
+        self._info.labels(self._model, info.backend, info.dtype, str(info.page_size)).set(1)
+
+    def report(self, report: StepReport) -> None:
+        """Takes in one engine report."""
+        self._load(report.load)
+        self.events["stored"].inc(len(report.stored))
+        self.events["removed"].inc(len(report.removed))
+        if report.step_s:
+            self.batch_size.observe(report.batch_size)
+            self.step.observe(report.step_s)
+
+    @contextmanager
+    def observe(self, *, num_prompt: int, clock: Callable[[], float] = time.monotonic) -> Iterator["Observation"]:
+        """One request from arrival to end; whoever cancels it says so to the observation."""
+        observation = Observation(self, num_prompt=num_prompt, clock=clock)
+        try:
+            yield observation
+        finally:
+            observation.close()
+
+    def _load(self, load: Load) -> None:
+        referenced = load.total_pages - load.free_pages - load.reusable_pages
+        self.waiting.set(load.num_waiting)
+        self.running.set(load.num_running)
+        self.queued_tokens.set(load.queued_tokens)
+        self.kv_usage.set(referenced / load.total_pages if load.total_pages else 0.0)
+        self.kv_blocks["free"].set(load.free_pages)
+        self.kv_blocks["reusable"].set(load.reusable_pages)
+        self.kv_blocks["referenced"].set(referenced)
+        self.prefill_rate.set(load.prefill_tokens_per_s)
+        self.shapes.set(load.num_shapes)
+        self.waste.set(1 - load.num_scheduled_tokens / load.num_padded_tokens if load.num_padded_tokens else 0.0)
+        last, self._last = self._last, load
+        self.queried.inc(load.queried_tokens - last.queried_tokens)
+        self.hit.inc(load.hit_tokens - last.hit_tokens)
+        self.preemptions.inc(load.num_preemptions - last.num_preemptions)
+        self.steps.inc(load.num_steps - last.num_steps)
+        self.scheduled.inc(load.num_scheduled_tokens - last.num_scheduled_tokens)
+        self.padded.inc(load.num_padded_tokens - last.num_padded_tokens)
+        self.late_shapes.inc(load.num_late_shapes - last.num_late_shapes)
+
+
+class Observation:
+    """Times and counts of one request; it ends in one of finish reason and cancel cause, or in neither if refused."""
+
+    def __init__(self, metrics: WorkerMetrics, *, num_prompt: int, clock: Callable[[], float]) -> None:
+        self._metrics, self._clock = metrics, clock
+        self._started_s = self._last_s = clock()
+        self.num_prompt = num_prompt
+        self.num_generated = 0
+        self.num_cached = 0
+        self.duration_s = 0.0
+        """Known at the end."""
+        self.ending = "refused"
+        """A finish reason, a cancel cause, or that."""
+
+    def output(self, output: SequenceOutput) -> None:
+        """Tokens arrived."""
+        now_s, metrics = self._clock(), self._metrics
+        if self.num_generated == 0:
+            metrics.first_token.observe(now_s - self._started_s)
+            metrics.queue.observe(output.queue_s)
+            metrics.prefill.observe(output.prefill_s)
+            metrics.prompt_tokens.inc(self.num_prompt)
+            self.num_cached = output.num_cached_tokens
+        else:
+            for _ in output.token_ids:
+                metrics.inter_token.observe((now_s - self._last_s) / len(output.token_ids))
+        metrics.generation_tokens.inc(len(output.token_ids))
+        self.num_generated += len(output.token_ids)
+        self._last_s = now_s
+        if output.finish_reason is not None:
+            self.ending = output.finish_reason.value
+
+    def cancelled(self, cause: Cause) -> None:
+        """It ends without its last token. After a finish reason this changes nothing."""
+        if self.ending == "refused":
+            self.ending = cause
+            self._metrics.cancelled[cause].inc()
+
+    def close(self) -> None:
+        """Counts how long it took."""
+        self.duration_s = self._clock() - self._started_s
+        if self.ending != "refused":
+            self._metrics.duration["cancelled" if self.ending in CAUSES else self.ending].observe(self.duration_s)

@@ -1,0 +1,47 @@
+"""A worker's settings: what `ostrya worker` takes. Frozen; checked once, all problems at once."""
+
+from dataclasses import dataclass
+
+from ostrya.errors import ConfigError
+from ostrya.service import checks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """One replica of a pool. Engine settings are separate: engine/config.py."""
+
+    worker_id: str
+    """Unique in the pool, stable over restarts (a StatefulSet pod's name)."""
+    pool: str = "default"
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 = any free port."""
+    advertise_address: str = ""
+    """host:port that routers dial; empty = host and the bound port."""
+    metrics_port: int = 0
+    """0 = any free port."""
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    max_waiting: int = 256
+    """Requests accepted and not yet scheduled; one more is RESOURCE_EXHAUSTED."""
+    max_message_bytes: int = 8 << 20
+    """A 128k-token prompt is below 0.5 MiB."""
+    drain_timeout_s: float = 30.0
+    log_level: str = "info"
+
+    def check(self) -> None:
+        """ConfigError with every problem."""
+        problems = [*checks.redis_url(self.redis_url), *checks.log_level(self.log_level)]
+        if not self.worker_id:
+            problems.append("worker_id is empty; give each replica its own")
+        if "/" in self.worker_id + self.pool or "{" in self.worker_id + self.pool or "}" in self.worker_id + self.pool:
+            problems.append(
+                f"pool {self.pool!r} or worker_id {self.worker_id!r} has one of / {{ }}, which Redis keys use"
+            )
+        if self.max_waiting < 1:
+            problems.append(f"max_waiting is {self.max_waiting}; it must be at least 1")
+        if self.max_message_bytes < 1024:
+            problems.append(f"max_message_bytes is {self.max_message_bytes}; it must be at least 1024")
+        if self.drain_timeout_s < 0:
+            problems.append(f"drain_timeout_s is {self.drain_timeout_s}; it must not be negative")
+        if problems:
+            raise ConfigError(problems)

@@ -1,0 +1,131 @@
+"""The metrics object adds up what reports and requests say, under names that promtool accepts."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
+
+from ostrya.engine.types import EngineInfo, FinishReason, Load, RequestId, SequenceOutput, StepReport
+from ostrya.prefix.chain import RoutingDigest
+from ostrya.worker.metrics import WorkerMetrics
+
+INFO = EngineInfo(
+    model="m",
+    backend="cpu",
+    dtype="float32",
+    context_tokens=100,
+    vocab_size=1000,
+    page_size=4,
+    num_pages=65,
+    routing_stride=2,
+    eos_token_ids=(2,),
+    max_running=4,
+    load_s=1.5,
+    warmup_s=0.5,
+)
+
+
+class Seen:
+    """A fresh metrics object and a way to read it."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.metrics = WorkerMetrics(self.registry, model="m")
+
+    def value(self, name: str, **labels: str) -> float:
+        value = self.registry.get_sample_value(f"ostrya_worker_{name}", {"model": "m", **labels})
+        assert value is not None, name
+        return value
+
+
+def output(*token_ids: int, reason: FinishReason | None = None) -> SequenceOutput:
+    return SequenceOutput(
+        request_id=RequestId("r"),
+        token_ids=token_ids,
+        finish_reason=reason,
+        queue_s=1,
+        prefill_s=2,
+        num_cached_tokens=8,
+    )
+
+
+def test_engine_totals_are_added_as_differences() -> None:
+    seen = Seen()
+    for total in (5, 5, 12):
+        seen.metrics.report(StepReport(load=Load(hit_tokens=total, num_steps=total, num_preemptions=total)))
+    assert seen.value("prefix_cache_hit_tokens_total") == 12
+    assert seen.value("preemptions_total") == 12
+
+
+def test_pages_are_shown_by_state() -> None:
+    seen = Seen()
+    seen.metrics.report(StepReport(load=Load(free_pages=10, reusable_pages=5, total_pages=20)))
+    states = {state: seen.value("kv_cache_blocks", state=state) for state in ("free", "reusable", "referenced")}
+    assert states == {"free": 10, "reusable": 5, "referenced": 5}
+    assert seen.value("kv_cache_usage_ratio") == 0.25
+
+
+def test_heartbeat_is_no_step() -> None:
+    seen = Seen()
+    seen.metrics.report(StepReport())
+    seen.metrics.report(StepReport(step_s=0.1, batch_size=3, stored=(RoutingDigest(1), RoutingDigest(2))))
+    assert seen.value("batch_size_count") == 1
+    assert seen.value("cache_events_published_total", type="stored") == 2
+
+
+def test_finished_request_is_timed_and_counted() -> None:
+    seen = Seen()
+    times = iter([0.0, 3.0, 4.0, 4.0])
+    with seen.metrics.observe(num_prompt=10, clock=lambda: next(times)) as observation:
+        observation.output(output(1))
+        observation.output(output(2, 3, reason=FinishReason.LENGTH))
+        observation.cancelled("client")  # too late to be one
+    assert observation.num_cached == 8
+    assert seen.value("time_to_first_token_seconds_sum") == 3
+    assert (seen.value("inter_token_latency_seconds_count"), seen.value("inter_token_latency_seconds_sum")) == (2, 1)
+    assert (seen.value("prompt_tokens_total"), seen.value("generation_tokens_total")) == (10, 3)
+    assert seen.value("request_duration_seconds_sum", finish_reason="length") == 4
+    assert seen.value("cancelled_requests_total", cause="client") == 0
+
+
+def test_cancelled_request_has_one_cause() -> None:
+    seen = Seen()
+    with seen.metrics.observe(num_prompt=1) as observation:
+        observation.cancelled("deadline")
+        observation.cancelled("client")
+    assert seen.value("cancelled_requests_total", cause="deadline") == 1
+    assert seen.value("cancelled_requests_total", cause="client") == 0
+    assert seen.value("request_duration_seconds_count", finish_reason="cancelled") == 1
+
+
+def test_refused_request_is_no_ended_one() -> None:
+    seen = Seen()
+    with seen.metrics.observe(num_prompt=1):
+        pass
+    assert all(
+        seen.value("request_duration_seconds_count", finish_reason=reason) == 0
+        for reason in ("stop", "length", "cancelled")
+    )
+
+
+def test_worker_is_in_one_state() -> None:
+    seen = Seen()
+    seen.metrics.enter("ready")
+    assert [seen.value("lifecycle_state", state=state) for state in ("starting", "ready", "draining")] == [0, 1, 0]
+
+
+def test_promtool_accepts_every_name() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        skip_or_fail = pytest.fail if os.environ.get("OSTRYA_REQUIRE_ALL") == "1" else pytest.skip
+        skip_or_fail("no promtool on this machine")
+    assert promtool is not None
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    seen = Seen()
+    seen.metrics.started(INFO)
+    seen.metrics.report(StepReport(load=Load(total_pages=2), step_s=0.1, batch_size=1))
+    text = generate_latest(seen.registry)
+    checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")

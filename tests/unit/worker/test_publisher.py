@@ -1,0 +1,144 @@
+"""The worker's publisher against a real Redis that comes and goes."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from ostrya.engine.types import Load
+from ostrya.prefix.chain import RoutingDigest
+from ostrya.state import board, lease, members
+from ostrya.state.connection import Connection
+from ostrya.state.journal import JournalReader
+from ostrya.worker.publisher import Publisher
+from ostrya.worker.settings import WorkerSettings
+from tests.fakes.pool import member, publishing, running
+from tests.fakes.redis_server import RunningRedis, free_port, start_redis
+from tests.fakes.waiting import until
+
+
+def digests(*numbers: int) -> tuple[RoutingDigest, ...]:
+    return tuple(map(RoutingDigest, numbers))
+
+
+@pytest.fixture
+def redis() -> Iterator[RunningRedis]:
+    server = start_redis()
+    yield server
+    server.stop()
+
+
+async def test_a_worker_appears_with_lease_member_and_load(redis: RunningRedis) -> None:
+    connection = Connection(redis.url)
+    async with publishing(redis.url) as publisher:
+        publisher.publish((), (), Load(num_running=3, queried_tokens=70))
+        await until(lambda: publisher.is_flushed)
+        assert (await lease.remaining_s(connection, "default", ["w0"])).keys() == {"w0"}
+        assert (await members.read(connection, "default"))["w0"].epoch == publisher.epoch
+        row = (await board.read(connection, "default"))["w0"]
+        assert (row.num_running, row.queried_tokens) == (3, 70)
+    await connection.close()
+
+
+async def test_leaving_removes_everything_at_once(redis: RunningRedis) -> None:
+    connection = Connection(redis.url)
+    publisher = Publisher(WorkerSettings(worker_id="w0", redis_url=redis.url), member=member())
+    async with running(publisher.run):
+        await until(lambda: publisher.is_flushed)
+    await publisher.close()
+    assert await lease.remaining_s(connection, "default", ["w0"]) == {}
+    assert await members.read(connection, "default") == {}
+    assert await board.read(connection, "default") == {}
+    await connection.close()
+
+
+async def test_redis_may_be_absent_at_start(redis: RunningRedis) -> None:
+    redis.kill()
+    async with publishing(redis.url) as publisher:
+        publisher.publish(digests(1, 2), (), Load())
+        assert (publisher.epoch, publisher.redis_up) == (0, False)
+        redis.restart()
+        await until(lambda: publisher.is_flushed)
+        await _redis_has(redis, publisher, {1, 2})
+
+
+async def test_leaving_without_redis_does_not_fail() -> None:
+    settings = WorkerSettings(worker_id="w0", redis_url=f"redis://127.0.0.1:{free_port()}/0")
+    publisher = Publisher(settings, member=member())
+    async with running(publisher.run):
+        publisher.publish(digests(1), (), Load())
+    await publisher.close()
+
+
+async def test_one_batch_carries_what_came_together(redis: RunningRedis) -> None:
+    async with publishing(redis.url) as publisher:
+        await until(lambda: publisher.is_flushed)
+        for number in range(50):
+            publisher.publish(digests(number), (), Load())
+        await until(lambda: publisher.is_flushed)
+        assert publisher.num_batches == 1
+
+
+async def test_an_overflow_becomes_one_snapshot(redis: RunningRedis) -> None:
+    async with publishing(redis.url) as publisher:
+        await until(lambda: publisher.is_flushed)
+        before = publisher.num_snapshots
+        for start in range(0, 100_000, 1_000):
+            publisher.publish(digests(*range(start, start + 1_000)), (), Load())
+        await until(lambda: publisher.is_flushed)
+        assert (publisher.num_overflows, publisher.num_snapshots - before, publisher.num_batches) == (1, 1, 0)
+        await _redis_has(redis, publisher, set(range(100_000)))
+
+
+async def test_events_while_redis_is_away_cost_no_memory_and_are_not_lost(redis: RunningRedis) -> None:
+    async with publishing(redis.url) as publisher:
+        publisher.publish(digests(1, 2), (), Load())
+        await until(lambda: publisher.is_flushed)
+        redis.kill()
+        await until(lambda: not publisher.redis_up)
+        for number in range(10, 1_000):
+            publisher.publish(digests(number), digests(number - 1), Load())
+        assert publisher._num_pending == 0
+        redis.restart()
+        assert await until(lambda: publisher.redis_up and publisher.is_flushed, timeout_s=3.0) < 3.0
+        await _redis_has(redis, publisher, {1, 2, 999})
+
+
+async def test_parents_stay_before_children(redis: RunningRedis) -> None:
+    async with publishing(redis.url) as publisher:
+        publisher.publish(digests(5, 3, 9), (), Load())
+        publisher.publish(digests(1), digests(3), Load())
+        assert publisher.live() == (5, 9, 1)
+
+
+async def test_a_thousand_batches_are_compacted(redis: RunningRedis) -> None:
+    async with publishing(redis.url) as publisher:
+        publisher.publish(digests(1), (), Load())
+        await until(lambda: publisher.is_flushed)
+        before, publisher._batches_since_snapshot = publisher.num_snapshots, 1_000
+        publisher.publish(digests(2), (), Load())
+        await until(lambda: publisher.num_snapshots == before + 1 and publisher.is_flushed)
+        publisher.publish(digests(3), (), Load())
+        await until(lambda: publisher.is_flushed)
+        assert publisher.num_snapshots == before + 1
+
+
+async def _redis_has(redis: RunningRedis, publisher: Publisher, expected: set[int]) -> None:
+    connection = Connection(redis.url)
+    snapshot = await JournalReader(connection, pool="default").snapshot("w0")
+    await connection.close()
+    assert snapshot is not None
+    assert snapshot.epoch == publisher.epoch
+    assert set(snapshot.digests) == set(publisher.live()) == expected
+
+
+async def test_a_cancel_is_never_lost_wherever_it_comes(redis: RunningRedis) -> None:
+    settings = WorkerSettings(worker_id="w0", redis_url=redis.url)
+    for step in range(100):
+        publisher = Publisher(settings, member=member())
+        task = asyncio.create_task(publisher.run())
+        await asyncio.sleep(step * 25e-6)  # the moment is the point: connecting, sending, receiving
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=3)
+        assert done, f"still runs after a cancel {step * 25} µs from its start"
+        await publisher._connection.close()
