@@ -1,0 +1,124 @@
+"""Stops 3 and 4 of a request: digests of its tokens, what the index knows of them, the pick. No await in here.
+
+A Routing belongs to one request and is asked once for each try; every answer is recorded for explain.py.
+"""
+
+import time
+import uuid
+from array import array
+from collections.abc import Callable, Set
+from dataclasses import replace
+
+from ostrya.prefix.chain import ChainKey, Digest, RoutingDigest, page_digests, root, routing_digests
+from ostrya.prefix.index import PrefixIndex
+from ostrya.router import pick
+from ostrya.router.admission import Ticket
+from ostrya.router.explain import Decision, DecisionLog
+from ostrya.router.fleet import Fleet
+from ostrya.router.metrics import RouterMetrics
+from ostrya.router.types import FleetSnapshot, WorkerId
+
+
+class Decider:
+    """What routings share."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        index: PrefixIndex,
+        chain: ChainKey,
+        decisions: DecisionLog,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.fleet = fleet
+        self.index = index
+        self.decisions = decisions
+        self.metrics = metrics
+        self.clock = clock
+        self._chain = chain
+
+    def open(self, ticket: Ticket, token_ids: "array[int]", *, seed: int) -> "Routing":
+        """The routing of one request; `seed` breaks ties."""
+        key = replace(self._chain, namespace=ticket.namespace)
+        return Routing(self, ticket, token_ids, root=root(key), seed=seed)
+
+
+class Routing:
+    """Where one request goes, try by try."""
+
+    def __init__(self, decider: Decider, ticket: Ticket, token_ids: "array[int]", *, root: Digest, seed: int) -> None:
+        self._decider = decider
+        self._request_id = ticket.request_id
+        self._root = root
+        self._seed = seed
+        self._token_ids = token_ids
+        self._chains: dict[tuple[int, int], list[RoutingDigest]] = {}
+        self._attempt = 0
+
+    def choose(self, *, excluded: Set[WorkerId] = frozenset()) -> Decision | None:
+        """The replica for the next try, recorded; None if all are excluded or there is none."""
+        decider, started = self._decider, time.perf_counter()
+        snapshot = decider.fleet.snapshot()
+        depths, first_digest = self._depths(snapshot)
+        looked_up = time.perf_counter()
+        choice = pick.choose(
+            snapshot,
+            depths,
+            num_tokens=len(self._token_ids),
+            first_digest=first_digest,
+            seed=self._seed,
+            excluded=excluded,
+        )
+        if choice is None:
+            return None
+        self._attempt += 1
+        decision = Decision(
+            decision_id=uuid.uuid4().hex[:16],
+            request_id=self._request_id,
+            time_s=time.time(),
+            attempt=self._attempt,
+            snapshot=snapshot,
+            depths=depths,
+            num_tokens=len(self._token_ids),
+            first_digest=first_digest,
+            seed=self._seed,
+            excluded=frozenset(excluded),
+            choice=choice,
+        )
+        decider.decisions.add(decision)
+        self._predict(decision)
+        decider.metrics.decided(choice, lookup_s=looked_up - started, decision_s=time.perf_counter() - started)
+        return decision
+
+    def _depths(self, snapshot: FleetSnapshot) -> tuple[dict[int, int], RoutingDigest | None]:
+        """Leading routing blocks by slot. A pool has one page size and stride, but for a while during an update."""
+        geometries = {(view.page_size, view.routing_stride) for view in snapshot.replicas if view.slot >= 0}
+        depths: dict[int, int] = {}
+        first_digest = None
+        for geometry in sorted(geometries):
+            chain = self._chain(geometry)
+            found = self._decider.index.depths(chain)
+            if len(geometries) > 1:
+                same = {view.slot for view in snapshot.replicas if (view.page_size, view.routing_stride) == geometry}
+                found = {slot: depth for slot, depth in found.items() if slot in same}
+            depths |= found
+            first_digest = chain[0] if chain and first_digest is None else first_digest
+        return depths, first_digest
+
+    def _chain(self, geometry: tuple[int, int]) -> list[RoutingDigest]:
+        if geometry not in self._chains:
+            page_size, stride = geometry
+            pages = page_digests(self._root, self._token_ids, page_size=page_size)
+            self._chains[geometry] = routing_digests(pages, stride=stride)
+        return self._chains[geometry]
+
+    def _predict(self, decision: Decision) -> None:
+        """Siblings in the same burst should land together, before the replica's first event arrives."""
+        view = next(view for view in decision.snapshot.replicas if view.worker_id == decision.choice.worker_id)
+        if view.slot < 0:
+            return
+        chain = self._chain((view.page_size, view.routing_stride))
+        known = decision.depths.get(view.slot, 0)
+        self._decider.index.predict(view.slot, chain[known:], self._decider.clock())

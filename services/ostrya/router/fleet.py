@@ -1,0 +1,366 @@
+"""The one mutable registry of replicas in a router: who there is, how busy, and the channel to each.
+
+Discovery writes states and loads, the tracker writes how well the index is followed, the proxy counts its requests and
+reports what rides on responses; a pick reads `snapshot()`. One event loop, no locks, no awaits but for waiting.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import grpc
+
+from ostrya.api.v1.common_pb2 import LoadReport
+from ostrya.api.v1.worker_pb2_grpc import WorkerServiceStub
+from ostrya.errors import Unavailable
+from ostrya.prefix.index import PrefixIndex
+from ostrya.router.types import FleetSnapshot, KnowledgeLevel, Load, ReplicaState, ReplicaView, WorkerId
+
+if TYPE_CHECKING:
+    from ostrya.api.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
+
+# `load_age_s` in a snapshot is at most this old; rows that changed are always exact.
+_REFRESH_S = 0.1
+# A board row is up to a write and a poll old when it arrives; it must not replace what a response said since.
+_BOARD_LAG_S = 0.45
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaInfo:
+    """What a replica said about itself when it was dialled."""
+
+    worker_id: WorkerId
+    address: str
+    epoch: int
+    """0 = not registered in Redis (yet)."""
+    model: str
+    page_size: int
+    routing_stride: int
+    max_running: int
+    context_tokens: int
+    vocab_size: int
+    prefix_credit: bool
+    """Its digest chain is ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRow:
+    """One replica for operators: routable or not."""
+
+    info: ReplicaInfo
+    state: ReplicaState
+    load: Load
+    load_age_s: float
+    in_flight: int
+    indexed_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """A journal the tracker should follow into the index."""
+
+    slot: int
+    min_epoch: int
+    """Older journals of this worker id belong to a process that is gone."""
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A channel that closes when it was replaced and its last request has ended."""
+
+    channel: grpc.aio.Channel
+    stub: "WorkerServiceAsyncStub"
+    num_users: int = 0
+    is_replaced: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Replica:
+    info: ReplicaInfo
+    connection: _Connection
+    slot: int
+    min_epoch: int
+    state: ReplicaState = ReplicaState.STARTING
+    load: Load = field(default_factory=Load)
+    load_at: float = -math.inf
+    board_stamp: int = 0
+    own_requests: int = 0
+    own_prefill_tokens: int = 0
+    view: ReplicaView | None = None
+
+
+class InFlight:
+    """One request of this router on a replica, counted until `end`."""
+
+    def __init__(self, fleet: "Fleet", replica: _Replica, prefill_tokens: int) -> None:
+        self._fleet, self._replica, self._connection = fleet, replica, replica.connection
+        self._prefill_tokens = prefill_tokens
+        self._is_running = True
+        self._connection.num_users += 1
+        self._count(requests=1, tokens=prefill_tokens)
+
+    def first_token(self) -> None:
+        """The prompt is computed. Again, or after `end`: nothing."""
+        tokens, self._prefill_tokens = self._prefill_tokens, 0
+        self._count(requests=0, tokens=-tokens)
+
+    def end(self) -> None:
+        """The request is over, however. Again: nothing."""
+        if self._is_running:
+            self._is_running = False
+            self.first_token()
+            self._count(requests=-1, tokens=0)
+            self._connection.num_users -= 1
+            self._fleet.close_if_unused(self._connection)
+
+    def _count(self, *, requests: int, tokens: int) -> None:
+        self._replica.own_requests += requests
+        self._replica.own_prefill_tokens += tokens
+        self._replica.view = None
+
+
+class Fleet:
+    """All replicas of one pool that this router knows."""
+
+    def __init__(self, *, index: PrefixIndex, clock: Callable[[], float] = time.monotonic) -> None:
+        self._index = index
+        self._clock = clock
+        self._replicas: dict[WorkerId, _Replica] = {}
+        self._ready: list[_Replica] = []
+        self._refreshed_at = -math.inf
+        self._changed = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._is_followed = False
+        self._followed_at = -math.inf
+        self.redis_up = False
+        """As discovery last saw it."""
+
+    # -- what a request needs ------------------------------------------------------------------------------------
+
+    def snapshot(self) -> FleetSnapshot:
+        """The routable replicas, ordered by worker id. Cheap: only rows that changed are built anew."""
+        now = self._clock()
+        if now - self._refreshed_at > _REFRESH_S:
+            self._refreshed_at = now
+            for replica in self._ready:
+                replica.view = None
+        views = tuple(replica.view or _see(replica, now) for replica in self._ready)
+        return FleetSnapshot(replicas=views, level=self._level(), index_age_s=self._index_age_s(now))
+
+    def begin(self, worker_id: WorkerId, *, prefill_tokens: int) -> InFlight:
+        """Counts a request with that many uncached prompt tokens. Unavailable if the replica is gone."""
+        return InFlight(self, self._known(worker_id), prefill_tokens)
+
+    def stub(self, worker_id: WorkerId) -> "WorkerServiceAsyncStub":
+        """The way to the replica; good for a request begun before any await. Unavailable if it is gone."""
+        return self._known(worker_id).connection.stub
+
+    def report(self, worker_id: WorkerId, load: LoadReport) -> None:
+        """What rode on a response: true now."""
+        replica = self._replicas.get(worker_id)
+        if replica is not None:
+            replica.load, replica.load_at, replica.view = load_of(load), self._clock(), None
+
+    def failed(self, worker_id: WorkerId) -> None:
+        """It could not be reached: unroutable until its health says SERVING again."""
+        self.set_state(worker_id, ReplicaState.LOST)
+
+    async def wait_routable(self, *, timeout_s: float) -> bool:
+        """True as soon as some replica is routable, False after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._ready:
+                    await self.wait_changed()
+        except TimeoutError:
+            return False
+        return True
+
+    def wait_changed(self) -> Awaitable[object]:
+        """Done at the next change, after this call, of who is routable or followed. Callers bound the wait."""
+        return self._changed.wait()
+
+    # -- what operators see --------------------------------------------------------------------------------------
+
+    def replicas(self) -> list[ReplicaRow]:
+        """Every known replica, ordered by worker id."""
+        now = self._clock()
+        return [
+            ReplicaRow(
+                info=replica.info,
+                state=replica.state,
+                load=replica.load,
+                load_age_s=now - replica.load_at,
+                in_flight=replica.own_requests,
+                indexed_blocks=self._index.num_blocks(replica.slot),
+            )
+            for _, replica in sorted(self._replicas.items())
+        ]
+
+    # -- what discovery and the tracker write --------------------------------------------------------------------
+
+    def add(self, info: ReplicaInfo, channel: grpc.aio.Channel) -> None:
+        """A dialled replica, STARTING. Takes the place of an older one of the same id, with a fresh index slot."""
+        old = self._replicas.get(info.worker_id)
+        min_epoch = info.epoch or (max(old.min_epoch, old.info.epoch) + 1 if old else 0)
+        if old is not None:
+            self._let_go(old)
+        self._replicas[info.worker_id] = _Replica(
+            info=info,
+            connection=_Connection(channel, _async_stub(channel)),
+            slot=self._index.add_slot() if info.prefix_credit else -1,
+            min_epoch=min_epoch,
+        )
+        self._routable_changed()
+
+    def channel(self, worker_id: WorkerId, address: str) -> grpc.aio.Channel | None:
+        """The open channel to a known replica, if it is at that address."""
+        replica = self._replicas.get(worker_id)
+        return replica.connection.channel if replica is not None and replica.info.address == address else None
+
+    def info(self, worker_id: WorkerId) -> ReplicaInfo | None:
+        """What is known of one replica; None = not known."""
+        replica = self._replicas.get(worker_id)
+        return replica.info if replica is not None else None
+
+    def state(self, worker_id: WorkerId) -> ReplicaState | None:
+        """None = not known."""
+        replica = self._replicas.get(worker_id)
+        return replica.state if replica is not None else None
+
+    def set_state(self, worker_id: WorkerId, state: ReplicaState) -> None:
+        """Unknown ids are ignored: a late word about a replica that was removed."""
+        replica = self._replicas.get(worker_id)
+        if replica is not None and replica.state is not state:
+            replica.state = state
+            self._routable_changed()
+
+    def registered(self, worker_id: WorkerId, epoch: int) -> None:
+        """The same process has a newer epoch in Redis. Keeps channel, slot and credit: its cache is what it was."""
+        replica = self._replicas.get(worker_id)
+        if replica is not None and epoch > replica.info.epoch:
+            replica.info = replace(replica.info, epoch=epoch)
+            replica.min_epoch = epoch
+            self._notify()
+
+    def board(self, worker_id: WorkerId, load: Load, *, stamp: int) -> None:
+        """A row of the load board. `stamp` grows with every write; a row that was seen before says nothing new."""
+        replica = self._replicas.get(worker_id)
+        if replica is None or stamp == replica.board_stamp:
+            return
+        replica.board_stamp = stamp
+        now = self._clock()
+        if now - replica.load_at > _BOARD_LAG_S:
+            replica.load, replica.load_at, replica.view = load, now, None
+
+    def remove(self, worker_id: WorkerId) -> None:
+        """Forgets a replica: its credit ends now, its channel when its last request has."""
+        replica = self._replicas.pop(worker_id, None)
+        if replica is not None:
+            self._let_go(replica)
+            self._routable_changed()
+
+    def followed(self) -> dict[WorkerId, Followed]:
+        """The journals that belong in the index."""
+        return {
+            worker_id: Followed(slot=replica.slot, min_epoch=replica.min_epoch)
+            for worker_id, replica in self._replicas.items()
+            if replica.slot >= 0
+        }
+
+    def follows(self, worker_id: WorkerId, slot: int) -> bool:
+        """Whether the slot still belongs to that replica."""
+        replica = self._replicas.get(worker_id)
+        return replica is not None and replica.slot == slot
+
+    def set_following(self, following: bool) -> None:
+        """Whether the index hears from Redis; called often enough to date its last word."""
+        if following or self._is_followed:
+            self._followed_at = self._clock()
+        self._is_followed = following
+
+    def close_if_unused(self, connection: _Connection) -> None:
+        """For InFlight: a replaced channel goes with its last request."""
+        if connection.is_replaced and connection.num_users == 0:
+            task = asyncio.get_running_loop().create_task(connection.channel.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Forgets all replicas and closes every channel; requests that still run are cancelled."""
+        replicas, self._replicas = list(self._replicas.values()), {}
+        self._routable_changed()
+        for replica in replicas:
+            self._index.retire(replica.slot)
+            await replica.connection.channel.close()
+        await asyncio.gather(*self._closing)
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _known(self, worker_id: WorkerId) -> _Replica:
+        replica = self._replicas.get(worker_id)
+        if replica is None:
+            raise Unavailable(f"replica {worker_id} has left; choose another")
+        return replica
+
+    def _let_go(self, replica: _Replica) -> None:
+        self._index.retire(replica.slot)
+        replica.connection.is_replaced = True
+        self.close_if_unused(replica.connection)
+
+    def _routable_changed(self) -> None:
+        ordered = sorted(self._replicas.items())
+        self._ready = [replica for _, replica in ordered if replica.state is ReplicaState.READY]
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _level(self) -> KnowledgeLevel:
+        if self._ready and all(replica.load_at == -math.inf for replica in self._ready):
+            return KnowledgeLevel.NO_LOAD
+        if not any(replica.slot >= 0 for replica in self._ready):
+            return KnowledgeLevel.NO_INDEX
+        if self._is_followed:
+            return KnowledgeLevel.FRESH
+        return KnowledgeLevel.FROZEN_INDEX if self._index.num_entries else KnowledgeLevel.NO_INDEX
+
+    def _index_age_s(self, now: float) -> float:
+        return 0.0 if self._is_followed else now - self._followed_at
+
+
+def load_of(report: LoadReport) -> Load:
+    """The wire's load as the router's own value."""
+    return Load(
+        num_running=report.num_running,
+        num_waiting=report.num_waiting,
+        queued_tokens=report.queued_tokens,
+        free_pages=report.free_pages,
+        reusable_pages=report.reusable_pages,
+        total_pages=report.total_pages,
+        prefill_tokens_per_s=report.prefill_tokens_per_s,
+        queried_tokens=report.queried_tokens_total,
+        hit_tokens=report.hit_tokens_total,
+    )
+
+
+def _see(replica: _Replica, now: float) -> ReplicaView:
+    replica.view = ReplicaView(
+        worker_id=replica.info.worker_id,
+        slot=replica.slot,
+        max_running=replica.info.max_running,
+        page_size=replica.info.page_size,
+        routing_stride=replica.info.routing_stride,
+        load=replica.load,
+        load_age_s=now - replica.load_at,
+        own_requests=replica.own_requests,
+        own_prefill_tokens=replica.own_prefill_tokens,
+    )
+    return replica.view
+
+
+def _async_stub(channel: grpc.aio.Channel) -> "WorkerServiceAsyncStub":
+    return WorkerServiceStub(channel)

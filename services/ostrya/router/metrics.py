@@ -1,0 +1,115 @@
+"""What the router shows Prometheus, on a registry that is passed in. Names: README, metrics table."""
+
+from collections import Counter as Count
+from collections.abc import Sequence
+from typing import Protocol
+
+import grpc
+import prometheus_client as prom
+
+from ostrya.router.fleet import ReplicaRow
+from ostrya.router.types import Choice, FleetSnapshot, Reason, ReplicaState, WorkerId
+
+# From a small model on this machine to a long prompt behind a queue.
+_TTFT_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48)
+_DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84)
+_DECISION_S = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
+
+
+class Follower(Protocol):
+    """What follows the journals into the index (tracker.py)."""
+
+    num_events: Count[str]
+    num_snapshots: int
+    num_gaps: int
+    num_corrupt: int
+
+    def staleness_s(self) -> dict[WorkerId, float]:
+        """By worker; 0 = its part of the index is whole."""
+        ...
+
+
+class RouterMetrics:
+    """Every metric of one router."""
+
+    def __init__(self, registry: prom.CollectorRegistry, *, model: str, pool: str) -> None:
+        def counter(name: str, text: str, *labels: str) -> prom.Counter:
+            return prom.Counter(f"ostrya_router_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> prom.Gauge:
+            return prom.Gauge(f"ostrya_router_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> prom.Histogram:
+            return prom.Histogram(f"ostrya_router_{name}", text, buckets=buckets, registry=registry)
+
+        info = gauge("info", "Constant 1; what this router serves.", "model", "pool")
+        info.labels(model, pool).set(1)
+        self.requests = counter("requests", "Generate calls ended, by gRPC code.", "code")
+        self.duration_s = histogram("request_duration_seconds", "Generate calls from start to end.", _DURATION_S)
+        self.ttft_s = histogram("ttft_seconds", "From a request's arrival to its first message.", _TTFT_S)
+        self.in_flight = gauge("requests_in_flight", "Requests inside this router.")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got a first token.")
+        self.generated_tokens = counter("generation_tokens", "Tokens sent to clients.")
+        self._decision_s = histogram(
+            "routing_decision_seconds", "Hashing, index look-up and scoring for one try.", _DECISION_S
+        )
+        self._lookup_s = histogram("index_lookup_seconds", "Hashing and index look-up for one try.", _DECISION_S)
+        self._decisions = counter("routing_decisions", "Tries sent to a replica, by why it was chosen.", "reason")
+        self._predicted = counter("predicted_cached_tokens", "Prompt tokens expected in the replica's cache.")
+        self.actual = counter("actual_cached_tokens", "Prompt tokens the replica did reuse.")
+        self.retries = counter("retries", "Tries after the first, by whether a token had been received.", "phase")
+        self.shed = counter("shed", "Requests refused for lack of a place or of a replica.", "reason")
+        self._index_entries = gauge("index_entries", "Distinct routing blocks in the index.")
+        self._index_age_s = gauge("index_age_seconds", "Since the index last heard from Redis.")
+        self._staleness_s = gauge("index_staleness_seconds", "Since a worker's part of the index was whole.", "worker")
+        self._index_ops = counter("index_ops", "Digests applied to the index, and what went wrong.", "op")
+        self._level = gauge("knowledge_level", "1 fresh, 2 frozen index, 3 no index, 4 no load data.")
+        self._redis_up = gauge("redis_up", "Whether Redis answers.")
+        self._workers_ready = gauge("workers_ready", "Routable replicas.")
+        self._workers = gauge("workers", "Known replicas by state.", "state")
+        self._shown: Count[str] = Count()
+        """Index operations counted so far; the follower keeps totals."""
+        for code in grpc.StatusCode:
+            self.requests.labels(code.name)
+        for state in ReplicaState:
+            self._workers.labels(state.name.lower())
+        for reason in Reason:
+            self._decisions.labels(reason)
+        for phase in ("before_first_token", "after_first_token"):
+            self.retries.labels(phase)
+        for cause in ("queue_full", "no_replica"):
+            self.shed.labels(cause)
+
+    def decided(self, choice: Choice, *, lookup_s: float, decision_s: float) -> None:
+        """A try was sent to a replica."""
+        self._lookup_s.observe(lookup_s)
+        self._decision_s.observe(decision_s)
+        self._decisions.labels(choice.reason).inc()
+        self._predicted.inc(choice.cached_tokens)
+
+    def show_fleet(self, rows: Sequence[ReplicaRow], snapshot: FleetSnapshot, *, redis_up: bool) -> None:
+        """The fleet's gauges; from the event loop, because the endpoint's thread must not read the fleet."""
+        self._index_age_s.set(snapshot.index_age_s)
+        self._level.set(snapshot.level)
+        self._redis_up.set(redis_up)
+        self._workers_ready.set(len(snapshot.replicas))
+        states = Count(row.state for row in rows)
+        for state in ReplicaState:
+            self._workers.labels(state.name.lower()).set(states[state])
+
+    def show_index(self, follower: Follower, *, num_entries: int, num_refused: int) -> None:
+        """The index's gauges and counters; from the event loop too."""
+        self._index_entries.set(num_entries)
+        self._staleness_s.clear()
+        for worker_id, seconds in follower.staleness_s().items():
+            self._staleness_s.labels(worker_id).set(seconds)
+        totals = {
+            **{op: follower.num_events[op] for op in ("stored", "removed", "cleared")},
+            "snapshot": follower.num_snapshots,
+            "gap": follower.num_gaps,
+            "corrupt": follower.num_corrupt,
+            "refused": num_refused,
+        }
+        for op, total in totals.items():
+            self._index_ops.labels(op).inc(total - self._shown[op])
+            self._shown[op] = total

@@ -1,0 +1,91 @@
+"""The one model this router serves: its name, its text side, and the limits its replicas report."""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Sequence
+
+from ostrya.errors import InvalidRequest
+from ostrya.router.convert import Limits, Prompt
+from ostrya.router.fleet import Fleet
+from ostrya.router.types import ReplicaState
+from ostrya.text.chat import ChatTemplate, Message
+from ostrya.text.tokenizer import Tokenizer
+
+_REFRESH_S = 1.0
+"""How old limits may get: they change only when replicas with other settings join."""
+
+_UNKNOWN_CONTEXT = 2**31 - 1
+"""Until a replica is known; it checks again."""
+
+_LONG_CHARS_PER_TOKEN = 16
+"""Natural text has one to six characters a token; what is longer than this times the context hardly ever fits."""
+
+_SLICE_CHARS = 16_384
+
+
+class ServedModel:
+    """Shared by all requests."""
+
+    def __init__(self, *, name: str, tokenizer: Tokenizer, fleet: Fleet, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self._template = ChatTemplate(
+            tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+        )
+        self._fleet = fleet
+        self._clock = clock
+        self._limits: Limits | None = None
+        self._limits_at = 0.0
+
+    def limits(self) -> Limits:
+        """What every ready replica takes; of the tokenizer alone while there is none."""
+        now = self._clock()
+        if self._limits is None or now - self._limits_at >= _REFRESH_S:
+            infos = [row.info for row in self._fleet.replicas() if row.state is ReplicaState.READY]
+            limits = Limits(
+                context_tokens=min((info.context_tokens for info in infos), default=_UNKNOWN_CONTEXT),
+                vocab_size=min((info.vocab_size for info in infos), default=self.tokenizer.vocab_size),
+            )
+            self._limits, self._limits_at = (limits if infos else None), now
+            return limits
+        return self._limits
+
+    def num_ready(self) -> int:
+        """Routable replicas."""
+        return len(self._fleet.snapshot().replicas)
+
+    async def tokens(self, prompt: Prompt) -> "array[int]":
+        """The prompt's token ids. InvalidRequest if the template refuses the messages, or the text is far too long.
+
+        Off the event loop, because a long text takes milliseconds; a cancelled request's thread ends by itself.
+        """
+        if isinstance(prompt, array):
+            return prompt
+        context_tokens = self.limits().context_tokens
+        if isinstance(prompt, str):
+            return await asyncio.to_thread(self._encode, prompt, context_tokens)
+        return await asyncio.to_thread(self._encode_chat, prompt, context_tokens)
+
+    def _encode(self, text: str, context_tokens: int) -> "array[int]":
+        self._refuse_hopeless(text, context_tokens)
+        return array("I", self.tokenizer.encode(text))
+
+    def _encode_chat(self, messages: Sequence[Message], context_tokens: int) -> "array[int]":
+        text = self._template.render(messages)
+        self._refuse_hopeless(text, context_tokens)
+        return array("I", self.tokenizer.encode(text, add_prefix=False))
+
+    def _refuse_hopeless(self, text: str, context_tokens: int) -> None:
+        """Counts a very long text slice by slice: 8 MB tokenized in one go would take seconds and gigabytes."""
+        if len(text) <= _LONG_CHARS_PER_TOKEN * context_tokens:
+            return
+        num_tokens = 0
+        for first in range(0, len(text), _SLICE_CHARS):
+            # Cutting inside a word adds a token or two, so a little less is counted.
+            num_tokens += len(self.tokenizer.encode(text[first : first + _SLICE_CHARS], add_prefix=False)) - 2
+            if num_tokens >= context_tokens:
+                raise InvalidRequest(
+                    "prompt",
+                    f"more than {num_tokens} tokens long ({len(text)} characters)",
+                    f"at most {context_tokens - 1}, one below the context of {context_tokens}",
+                )

@@ -1,0 +1,95 @@
+"""InferenceService: what clients call. `Generate` is the router's five stops, top to bottom."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+
+from ostrya.api.v1 import inference_pb2, inference_pb2_grpc
+from ostrya.router import convert
+from ostrya.router.admission import Admission
+from ostrya.router.answer import Answer
+from ostrya.router.decide import Decider
+from ostrya.router.metrics import RouterMetrics
+from ostrya.router.observe import observed
+from ostrya.router.proxy import Job, Proxy
+from ostrya.router.served import ServedModel
+from ostrya.service.status import Context, translated
+from ostrya.text.detokenize import Detokenizer
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Serves one model."""
+
+    def __init__(
+        self,
+        *,
+        served: ServedModel,
+        admission: Admission,
+        decider: Decider,
+        proxy: Proxy,
+        metrics: RouterMetrics,
+        draw_seed: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._served = served
+        self._admission = admission
+        self._decider = decider
+        self._proxy = proxy
+        self._metrics = metrics
+        self._draw_seed = draw_seed
+        self._clock = clock
+
+    @translated
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """One answer. A cancel or the deadline cancels the replica's work too."""
+        served = self._served
+        with (
+            observed(self._metrics, self._clock) as observation,
+            self._admission.admit(request_id=request.request_id, remaining_s=context.time_remaining()) as ticket,  # 1
+        ):
+            observation.request_id, observation.deadline = ticket.request_id, ticket.deadline
+            limits = served.limits()
+            asked = convert.asked(request, model=served.name, limits=limits, draw_seed=self._draw_seed)
+            prompt = await served.tokens(asked.prompt)  # 2
+            convert.check_length(len(prompt), max_tokens=asked.sampling.max_tokens, limits=limits)
+            observation.num_prompt_tokens = len(prompt)
+            routing = self._decider.open(ticket, prompt, seed=asked.sampling.seed)  # 3 and, for every try, 4
+            answer = Answer(
+                Detokenizer(served.tokenizer, stop=asked.stop),
+                request_id=ticket.request_id,
+                num_prompt_tokens=len(prompt),
+                ending_token_ids={*served.tokenizer.eos_token_ids, *asked.sampling.stop_token_ids},
+            )
+            job = Job(ticket=ticket, prompt=prompt, sampling=asked.sampling, routing=routing)
+            async with aclosing(self._proxy.stream(job)) as parts:  # 5
+                async for part in parts:
+                    observation.part(part)
+                    response = answer.add(part)
+                    if response is not None:
+                        yield response
+                    if answer.finished:
+                        return
+
+    @translated
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """The ids a prompt becomes, exactly as Generate would see them."""
+        with self._admission.admit(request_id="", remaining_s=context.time_remaining()):
+            prompt = convert.text_prompt(request, model=self._served.name)
+            return inference_pb2.TokenizeResponse(token_ids=await self._served.tokens(prompt))
+
+    @translated
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        """The pool's model."""
+        limits, num_ready = self._served.limits(), self._served.num_ready()
+        model = inference_pb2.Model(
+            name=self._served.name,
+            context_tokens=limits.context_tokens if num_ready else 0,
+            vocab_size=limits.vocab_size,
+            num_replicas_ready=num_ready,
+        )
+        return inference_pb2.ListModelsResponse(models=[model])

@@ -1,0 +1,322 @@
+"""A worker without an engine: WorkerService and grpc.health.v1 over a real socket, in the test's own event loop.
+
+Tokens depend on (seed, position) only, so a stream continued elsewhere from prompt + tokens goes on exactly, as with
+real workers. Delays are gates that a test opens, never sleeps. `behaviour` may be changed at any time.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from ostrya.api.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from ostrya.prefix.chain import ChainKey, self_test
+
+SERVICE = "ostrya.api.v1.WorkerService"
+
+
+class Gate:
+    """Lets callers pass one by one or freely. Starts open."""
+
+    def __init__(self) -> None:
+        self._free = True
+        self._allowed = 0
+        self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        """Whoever comes from now on waits."""
+        self._free, self._allowed = False, 0
+
+    def open(self) -> None:
+        """Everybody may pass."""
+        self._free = True
+        self._changed.set()
+
+    def allow(self, count: int) -> None:
+        """`count` more passes through a closed gate."""
+        self._allowed += count
+        self._changed.set()
+
+    async def passed(self) -> None:
+        """Returns when this caller may go on."""
+        while not self._free and self._allowed == 0:
+            self._changed.clear()
+            await self._changed.wait()
+        if not self._free:
+            self._allowed -= 1
+
+
+class Refusal(StrEnum):
+    """How a request ends before its first token."""
+
+    NONE = "none"
+    UNAVAILABLE = "unavailable"
+    QUEUE_FULL = "queue_full"
+    """RESOURCE_EXHAUSTED with RetryInfo, as a worker whose queue is full answers."""
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """What the next requests meet."""
+
+    num_tokens: int = 8
+    """Where the model ends by itself; `max_tokens` below it ends with LENGTH."""
+    script: Sequence[int] | None = None
+    """Exactly these tokens instead of computed ones."""
+    tokens_per_message: int = 1
+    cached_tokens: int = 0
+    refusal: Refusal = Refusal.NONE
+    refusals_left: int | None = None
+    """How many requests are refused; None = all."""
+    breaks_after_tokens: int | None = None
+    """The stream ends with UNAVAILABLE after that many tokens."""
+    dies_after_tokens: int | None = None
+    """The whole server goes away after that many tokens, as a killed process does."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Identity:
+    """What GetInfo says."""
+
+    worker_id: str = "w0"
+    pool: str = "default"
+    epoch: int = 0
+    model: str = "tiny"
+    tokenizer_fingerprint: str = "fake"
+    page_size: int = 16
+    routing_stride: int = 1
+    context_tokens: int = 2048
+    vocab_size: int = 1000
+    max_running: int = 8
+    max_waiting: int = 64
+    chain_self_test: bytes | None = None
+    """None = the right one for model and fingerprint."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What happened, for assertions; lists hold request ids in order."""
+
+    requests: list[worker_pb2.WorkerServiceGenerateRequest] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    drains: int = 0
+
+
+class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
+    """`async with FakeWorker(...) as worker` serves on `worker.address` and says SERVING."""
+
+    def __init__(self, identity: Identity | None = None, *, behaviour: Behaviour | None = None, port: int = 0) -> None:
+        self.identity = identity or Identity()
+        self.behaviour = behaviour or Behaviour()
+        self.load = common_pb2.LoadReport(free_pages=100, total_pages=100)
+        self.record = Record()
+        self.first_token = Gate()
+        """Passed once by each request before its first token."""
+        self.next_token = Gate()
+        """Passed before each later message."""
+        self.address = ""
+        self.active = 0
+        self._port = port
+        self._changed = asyncio.Condition()
+        self._server: grpc.aio.Server | None = None
+        self._health = health.aio.HealthServicer()
+        self._death: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "FakeWorker":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Binds (again on the same port after a stop) and says SERVING."""
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self.address = f"127.0.0.1:{self._port}"
+        await self.set_serving(True)
+        await server.start()
+        self._server = server
+
+    async def set_serving(self, serving: bool) -> None:
+        """What grpc.health.v1 says from now on; watchers hear of it."""
+        answer = health_pb2.HealthCheckResponse
+        status = answer.SERVING if serving else answer.NOT_SERVING
+        for name in ("", SERVICE):
+            await self._health.set(name, status)
+
+    async def stop(self) -> None:
+        """Connections break at once, running streams are cancelled. A second call does nothing."""
+        if self._death is not None and self._death is not asyncio.current_task():
+            await self._death
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
+
+    async def until(self, condition: Callable[["FakeWorker"], bool], *, timeout_s: float = 5.0) -> None:
+        """Returns when `condition(self)` holds; TimeoutError otherwise. Looked at after everything that is recorded."""
+        async with asyncio.timeout(timeout_s), self._changed:
+            await self._changed.wait_for(lambda: condition(self))
+
+    def tokens_of(self, request: worker_pb2.WorkerServiceGenerateRequest) -> list[int]:
+        """What Generate answers to this request if nothing goes wrong."""
+        count = self._limit(request)
+        if self.behaviour.script is not None:
+            return list(self.behaviour.script[:count])
+        prompt, seed = len(request.token_ids), request.sampling.seed
+        return [fake_token(seed, prompt + step, vocab_size=self.identity.vocab_size) for step in range(count)]
+
+    async def GetInfo(
+        self, request: worker_pb2.GetInfoRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> worker_pb2.GetInfoResponse:
+        who = self.identity
+        return worker_pb2.GetInfoResponse(
+            worker_id=who.worker_id,
+            pool=who.pool,
+            epoch=who.epoch,
+            model=who.model,
+            page_size=who.page_size,
+            routing_stride=who.routing_stride,
+            tokenizer_fingerprint=who.tokenizer_fingerprint,
+            chain_self_test=self._self_test(),
+            limits=worker_pb2.Limits(
+                context_tokens=who.context_tokens,
+                vocab_size=who.vocab_size,
+                max_running=who.max_running,
+                max_waiting=who.max_waiting,
+                max_message_bytes=8 << 20,
+            ),
+            backend="fake",
+            load=self.load,
+        )
+
+    async def Drain(
+        self, request: worker_pb2.DrainRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> worker_pb2.DrainResponse:
+        await self.set_serving(False)
+        async with self._changed:
+            self.record.drains += 1
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: self.active == 0)
+        return worker_pb2.DrainResponse()
+
+    async def Generate(
+        self,
+        request: worker_pb2.WorkerServiceGenerateRequest,
+        context: grpc.aio.ServicerContext[object, object],
+    ) -> AsyncIterator[worker_pb2.WorkerServiceGenerateResponse]:
+        self.active += 1
+        self.record.requests.append(request)
+        await self._notify()
+        ended = self.record.cancelled
+        try:
+            await self._refuse(request, context)
+            async for message in self._messages(request, context):
+                yield message
+            ended = self.record.finished
+        except grpc.aio.AbortError:
+            ended = self.record.refused
+            raise
+        finally:
+            self.active -= 1
+            ended.append(request.request_id)
+            await asyncio.shield(self._notify())
+
+    async def _messages(
+        self, request: worker_pb2.WorkerServiceGenerateRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncIterator[worker_pb2.WorkerServiceGenerateResponse]:
+        tokens = self.tokens_of(request)
+        size = self.behaviour.tokens_per_message
+        for start in range(0, len(tokens), size):
+            await (self.first_token if start == 0 else self.next_token).passed()
+            await self._break(start, context)
+            last = start + size >= len(tokens)
+            message = worker_pb2.WorkerServiceGenerateResponse(token_ids=tokens[start : start + size], load=self.load)
+            if start == 0 or last:
+                message.usage.CopyFrom(self._usage(request, completed=min(start + size, len(tokens))))
+            if last:
+                message.finish_reason = self._finish_reason(request)
+            yield message
+
+    async def _refuse(
+        self, request: worker_pb2.WorkerServiceGenerateRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> None:
+        does = self.behaviour
+        if does.refusal is Refusal.NONE or does.refusals_left == 0:
+            return
+        if does.refusals_left is not None:
+            does.refusals_left -= 1
+        if does.refusal is Refusal.UNAVAILABLE:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the fake worker refuses")
+        await context.abort(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "the fake worker's queue is full",
+            trailing_metadata=_retry_details("the fake worker's queue is full"),
+        )
+
+    async def _break(self, sent: int, context: grpc.aio.ServicerContext[object, object]) -> None:
+        does = self.behaviour
+        if does.breaks_after_tokens is not None and sent >= does.breaks_after_tokens:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the fake worker breaks off")
+        if does.dies_after_tokens is not None and sent >= does.dies_after_tokens:
+            self._death = self._death or asyncio.create_task(self.stop())
+            await asyncio.Event().wait()  # the server's stop cancels this handler
+
+    def _limit(self, request: worker_pb2.WorkerServiceGenerateRequest) -> int:
+        natural = self.behaviour.num_tokens if self.behaviour.script is None else len(self.behaviour.script)
+        return min(natural, request.sampling.max_tokens) if request.sampling.HasField("max_tokens") else natural
+
+    def _finish_reason(self, request: worker_pb2.WorkerServiceGenerateRequest) -> common_pb2.FinishReason.ValueType:
+        cut = request.sampling.HasField("max_tokens") and self._limit(request) == request.sampling.max_tokens
+        return common_pb2.FINISH_REASON_LENGTH if cut else common_pb2.FINISH_REASON_STOP
+
+    def _usage(self, request: worker_pb2.WorkerServiceGenerateRequest, *, completed: int) -> common_pb2.Usage:
+        return common_pb2.Usage(
+            prompt_tokens=len(request.token_ids),
+            completion_tokens=completed,
+            cached_tokens=self.behaviour.cached_tokens,
+        )
+
+    def _self_test(self) -> bytes:
+        who = self.identity
+        if who.chain_self_test is not None:
+            return who.chain_self_test
+        key = ChainKey(model=who.model, tokenizer_fingerprint=who.tokenizer_fingerprint)
+        return self_test(key, page_size=who.page_size, stride=who.routing_stride)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def fake_token(seed: int, position: int, *, vocab_size: int) -> int:
+    """The token at an absolute position: a fixed mix of seed and position."""
+    return (seed * 2654435761 + position * 40503 + 7) % vocab_size
+
+
+def _retry_details(message: str, *, after_s: float = 0.05) -> tuple[tuple[str, bytes | str], ...]:
+    details = []
+    for detail in (
+        ErrorInfo(reason="Overloaded", domain="ostrya"),
+        RetryInfo(retry_delay=Duration(nanos=int(after_s * 1e9))),
+    ):
+        packed = AnyMessage()
+        packed.Pack(detail)
+        details.append(packed)
+    status = Status(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], message=message, details=details)
+    return (
+        ("grpc-status-details-bin", status.SerializeToString()),
+        ("grpc-retry-pushback-ms", str(int(after_s * 1000))),
+    )

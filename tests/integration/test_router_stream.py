@@ -1,0 +1,348 @@
+"""The request path over real sockets: one router, fake workers, no Redis. What clients see when replicas misbehave."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from ostrya.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2, inference_pb2, inference_pb2_grpc
+from ostrya.router.app import Router
+from ostrya.router.settings import RouterSettings
+from ostrya.router.types import ReplicaState
+from ostrya.service import status
+from ostrya.service.server import channel
+from tests.fakes.tokenizer import END, TURN, byte_tokenizer
+from tests.fakes.waiting import until
+from tests.fakes.worker import Behaviour, FakeWorker, Identity, Refusal
+
+TOKENIZER = byte_tokenizer()
+Request = inference_pb2.GenerateRequest
+Response = inference_pb2.GenerateResponse
+Params = common_pb2.SamplingParams
+STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
+# Nobody listens there: these tests are about streams, and a router must serve without Redis.
+NO_REDIS = "redis://127.0.0.1:1/0"
+
+
+@dataclass(slots=True)
+class Bed:
+    """A router and its workers."""
+
+    router: Router
+    workers: list[FakeWorker]
+    inference: "inference_pb2_grpc.InferenceServiceAsyncStub"
+    admin: "admin_pb2_grpc.AdminServiceAsyncStub"
+
+    async def ask(self, request: Request, *, timeout_s: float = 10.0) -> list[Response]:
+        return [response async for response in self.inference.Generate(request, timeout=timeout_s)]
+
+    async def until(self, *, ready: int) -> None:
+        """Waits for that many routable replicas."""
+        async with asyncio.timeout(10):
+            while sum(row.state is ReplicaState.READY for row in self.router.fleet.replicas()) != ready:
+                await self.router.fleet.wait_changed()
+
+    async def idle(self) -> None:
+        """Waits until nothing is counted anywhere; the timeout says that something leaks."""
+        await until(lambda: not self.router.admission.in_flight)
+        await until(lambda: not any(row.in_flight for row in self.router.fleet.replicas()))
+        for worker in self.workers:
+            await worker.until(lambda one: one.active == 0)
+
+
+@asynccontextmanager
+async def bed(*behaviours: Behaviour, settings: RouterSettings | None = None) -> AsyncIterator[Bed]:
+    async with AsyncExitStack() as stack:
+        workers = [
+            await stack.enter_async_context(
+                FakeWorker(
+                    Identity(worker_id=f"w{n}", tokenizer_fingerprint=TOKENIZER.fingerprint), behaviour=behaviour
+                )
+            )
+            for n, behaviour in enumerate(behaviours)
+        ]
+        changes = settings or RouterSettings(no_replica_wait_s=0.2)
+        addresses = tuple(worker.address for worker in workers)
+        router = Router(
+            replace(changes, port=0, redis_url=NO_REDIS, static_workers=addresses, drain_timeout_s=1.0),
+            name="tiny",
+            tokenizer=TOKENIZER,
+        )
+        await stack.enter_async_context(router.serving())
+        open_channel = await stack.enter_async_context(channel(f"127.0.0.1:{router.port}", max_message_bytes=16 << 20))
+        inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(open_channel)
+        admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(open_channel)
+        made = Bed(router, workers, inference, admin)
+        await made.until(ready=len(workers))
+        yield made
+
+
+def text_of(responses: list[Response]) -> str:
+    return "".join(response.text for response in responses)
+
+
+def tokens_of(responses: list[Response]) -> list[int]:
+    return [token_id for response in responses for token_id in response.token_ids]
+
+
+def details_of(error: grpc.aio.AioRpcError, kind: type[error_details_pb2.RetryInfo]) -> error_details_pb2.RetryInfo:
+    raw = dict(error.trailing_metadata())[status.DETAILS]
+    assert isinstance(raw, bytes)
+    found = kind()
+    assert any(packed.Unpack(found) for packed in status_pb2.Status.FromString(raw).details)
+    return found
+
+
+def saying(text: str) -> Behaviour:
+    return Behaviour(script=[*text.encode(), END])
+
+
+async def test_a_text_is_answered_with_usage_replica_and_ids() -> None:
+    async with bed(replace(saying("Iron wood 🌲."), cached_tokens=2)) as stand:
+        responses = await stand.ask(Request(text="What?", request_id="mine"))
+        last = responses[-1]
+        assert text_of(responses) == "Iron wood 🌲."
+        assert last.finish_reason == STOP
+        assert last.usage == common_pb2.Usage(prompt_tokens=5, completion_tokens=16, cached_tokens=2)
+        assert all((one.replica, one.request_id) == ("w0", "mine") for one in responses)
+        assert all("\N{REPLACEMENT CHARACTER}" not in one.text for one in responses)
+        (sent,) = stand.workers[0].record.requests
+        assert bytes(sent.token_ids) == b"What?"
+        assert sent.sampling.HasField("seed"), "drawn by the router, so that any replica can continue"
+        await stand.idle()
+
+
+async def test_chat_goes_through_the_models_template() -> None:
+    async with bed(saying("ok")) as stand:
+        await stand.ask(Request(messages=[inference_pb2.ChatMessage(role="user", content="hi")]))
+        (sent,) = stand.workers[0].record.requests
+        assert list(sent.token_ids) == [TURN, *b"user: hi", TURN]
+        same = await stand.inference.Tokenize(
+            inference_pb2.TokenizeRequest(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
+        )
+        assert list(same.token_ids) == list(sent.token_ids)
+
+
+async def test_a_stop_string_ends_the_answer_and_the_replicas_work() -> None:
+    async with bed(saying("one STOP two three four")) as stand:
+        stand.workers[0].next_token.close()
+        stand.workers[0].next_token.allow(10)
+        responses = await stand.ask(Request(text="a", stop=["STOP"]))
+        assert (text_of(responses), responses[-1].finish_reason) == ("one ", STOP)
+        assert responses[-1].usage.completion_tokens == 8
+        await stand.workers[0].until(lambda one: len(one.record.cancelled) == 1)
+        await stand.idle()
+
+
+async def test_max_tokens_ends_with_length() -> None:
+    async with bed(saying("a long answer")) as stand:
+        responses = await stand.ask(Request(text="a", sampling=Params(max_tokens=6)))
+        assert (text_of(responses), responses[-1].finish_reason) == ("a long", LENGTH)
+
+
+@pytest.mark.parametrize("refusal", [Refusal.UNAVAILABLE, Refusal.QUEUE_FULL])
+async def test_before_the_first_token_another_replica_is_tried(refusal: Refusal) -> None:
+    async with bed(Behaviour(refusal=refusal), Behaviour(refusal=refusal)) as stand:
+        stand.workers[1].behaviour = saying("from one")
+        for number in range(6):
+            responses = await stand.ask(Request(text=f"prompt {number}"))
+            assert (text_of(responses), responses[-1].replica) == ("from one", "w1")
+            await stand.until(ready=2)
+        assert stand.workers[0].record.refused, "six prompts do not all fall on the second of two"
+        await stand.idle()
+
+
+@pytest.mark.parametrize("fault", ["breaks_after_tokens", "dies_after_tokens"])
+async def test_after_the_first_token_the_answer_continues_exactly_elsewhere(fault: str) -> None:
+    """The tokens are those of an undisturbed run with the same seed, and the usage that of one request."""
+    request = Request(token_ids=range(10, 60), sampling=Params(seed=1234, max_tokens=20))
+    async with bed(Behaviour(num_tokens=50, cached_tokens=16)) as undisturbed:
+        expected = await undisturbed.ask(request)
+    first, second = Behaviour(num_tokens=50, cached_tokens=16), Behaviour(num_tokens=50, cached_tokens=48)
+    async with bed(first, second) as stand:
+        for worker in stand.workers:
+            setattr(worker.behaviour, fault, 7)
+        asking = asyncio.create_task(stand.ask(request))
+        await asyncio.wait(
+            [asyncio.create_task(worker.until(lambda one: len(one.record.requests) == 1)) for worker in stand.workers],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        broken, healthy = sorted(stand.workers, key=lambda one: len(one.record.requests), reverse=True)
+        setattr(healthy.behaviour, fault, None)
+        responses = await asking
+        assert tokens_of(responses) == tokens_of(expected)
+        assert text_of(responses) == text_of(expected)
+        assert responses[-1].finish_reason == LENGTH
+        assert responses[-1].usage == common_pb2.Usage(
+            prompt_tokens=50, completion_tokens=20, cached_tokens=broken.behaviour.cached_tokens
+        )
+        (resumed,) = healthy.record.requests
+        assert list(resumed.token_ids) == [*range(10, 60), *tokens_of(expected)[:7]]
+        assert (resumed.sampling.seed, resumed.sampling.max_tokens) == (1234, 13)
+        assert {one.replica for one in responses} == {broken.identity.worker_id, healthy.identity.worker_id}
+        await stand.idle()
+
+
+async def test_when_every_try_fails_the_last_reason_is_told() -> None:
+    async with bed(Behaviour(refusal=Refusal.QUEUE_FULL), Behaviour(refusal=Refusal.QUEUE_FULL)) as stand:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stand.ask(Request(text="a"))
+        assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert details_of(failed.value, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() == 50
+        assert sum(len(worker.record.refused) for worker in stand.workers) == 2, "each replica once"
+        await stand.idle()
+
+
+async def test_a_cancel_reaches_the_replica_at_once_and_leaves_no_count() -> None:
+    async with bed(saying("never told to the end")) as stand:
+        stand.workers[0].next_token.close()
+        call = stand.inference.Generate(Request(token_ids=[65, 66]), timeout=10)
+        first = await call.read()
+        assert isinstance(first, Response)
+        started = asyncio.get_running_loop().time()
+        call.cancel()
+        await stand.workers[0].until(lambda one: len(one.record.cancelled) == 1)
+        assert asyncio.get_running_loop().time() - started < 0.1
+        await stand.idle()
+
+
+async def test_a_cancel_before_the_first_token_reaches_the_replica_too() -> None:
+    async with bed(Behaviour()) as stand:
+        stand.workers[0].first_token.close()
+        call = stand.inference.Generate(Request(token_ids=[65, 66]), timeout=10)
+        await stand.workers[0].until(lambda one: one.active == 1)
+        call.cancel()
+        await stand.workers[0].until(lambda one: len(one.record.cancelled) == 1)
+        await stand.idle()
+
+
+async def test_the_deadline_ends_the_request_here_and_there() -> None:
+    async with bed(Behaviour()) as stand:
+        stand.workers[0].first_token.close()
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stand.ask(Request(token_ids=[65]), timeout_s=0.2)
+        assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await stand.workers[0].until(lambda one: len(one.record.cancelled) == 1)
+        await stand.idle()
+
+
+async def test_one_request_too_many_is_refused_with_retry_info_and_pushback() -> None:
+    async with bed(Behaviour(), settings=RouterSettings(max_in_flight=1)) as stand:
+        stand.workers[0].first_token.close()
+        held = asyncio.create_task(stand.ask(Request(token_ids=[65])))
+        await stand.workers[0].until(lambda one: one.active == 1)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stand.ask(Request(token_ids=[66]))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert details_of(refused.value, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() == 500
+        assert dict(refused.value.trailing_metadata())[status.PUSHBACK] == "500"
+        stand.workers[0].first_token.open()
+        assert tokens_of(await held)
+
+
+async def test_without_a_replica_a_request_is_refused_with_retry_info() -> None:
+    async with bed() as stand:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stand.ask(Request(text="a"))
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "no replica" in (refused.value.details() or "")
+        assert details_of(refused.value, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() > 0
+        await stand.idle()
+
+
+async def test_a_request_waits_for_its_first_replica() -> None:
+    async with bed(saying("here"), settings=RouterSettings(no_replica_wait_s=10.0)) as stand:
+        (worker,) = stand.workers
+        await worker.set_serving(False)
+        await stand.until(ready=0)
+        asking = asyncio.create_task(stand.ask(Request(text="a")))
+        await until(lambda: stand.router.admission.in_flight == 1)
+        await worker.set_serving(True)
+        assert text_of(await asking) == "here"
+
+
+async def test_a_deadline_that_passes_without_a_replica_is_a_deadline() -> None:
+    async with bed(settings=RouterSettings(no_replica_wait_s=30.0)) as stand:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stand.ask(Request(text="a"), timeout_s=0.2)
+        assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await stand.idle()
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (Request(), grpc.StatusCode.INVALID_ARGUMENT),
+        (Request(text="a", sampling=Params(temperature=math.nan)), grpc.StatusCode.INVALID_ARGUMENT),
+        (Request(token_ids=[1] * 2_048), grpc.StatusCode.INVALID_ARGUMENT),
+        (Request(token_ids=[1_000]), grpc.StatusCode.INVALID_ARGUMENT),
+        (Request(text="a", model="other"), grpc.StatusCode.NOT_FOUND),
+    ],
+)
+async def test_bad_input_never_reaches_a_replica(request_: Request, code: grpc.StatusCode) -> None:
+    async with bed(Behaviour()) as stand:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stand.ask(request_)
+        assert refused.value.code() is code
+        assert not stand.workers[0].record.requests
+        await stand.idle()
+
+
+async def test_a_decision_is_explained_by_its_id() -> None:
+    async with bed(saying("a"), saying("a")) as stand:
+        (*_, last) = await stand.ask(Request(token_ids=range(200), request_id="why"))
+        why = await stand.admin.ExplainRoute(admin_pb2.ExplainRouteRequest(decision_id=last.decision_id))
+        assert (why.request_id, why.chosen, why.prompt_tokens, why.attempt) == ("why", last.replica, 200, 1)
+        assert {row.worker_id for row in why.candidates} == {"w0", "w1"}
+        assert why.reason in ("prefix", "load", "tie", "fallback")
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await stand.admin.ExplainRoute(admin_pb2.ExplainRouteRequest(decision_id="nope"))
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_siblings_land_together_before_the_first_event() -> None:
+    """The journal says nothing here: only the prediction of the first pick can bring them together."""
+    async with bed(Behaviour(), Behaviour()) as stand:
+        replicas = {(await stand.ask(Request(token_ids=[*range(500), n])))[-1].replica for n in range(6)}
+        assert len(replicas) == 1
+
+
+async def test_operators_see_replicas_and_models() -> None:
+    async with bed(Behaviour(), Behaviour()) as stand:
+        listed = await stand.admin.ListReplicas(admin_pb2.ListReplicasRequest())
+        assert [row.worker_id for row in listed.replicas] == ["w0", "w1"]
+        assert all(row.state == admin_pb2.REPLICA_STATE_READY and row.prefix_credit for row in listed.replicas)
+        assert not listed.redis_connected
+        (model,) = (await stand.inference.ListModels(inference_pb2.ListModelsRequest())).models
+        assert model == inference_pb2.Model(name="tiny", context_tokens=2_048, vocab_size=1_000, num_replicas_ready=2)
+
+
+async def test_a_drain_lets_running_streams_end() -> None:
+    async with AsyncExitStack() as stack:
+        stand = await stack.enter_async_context(bed(saying("to the end")))
+        stand.workers[0].next_token.close()
+        asking = asyncio.create_task(stand.ask(Request(text="a")))
+        await stand.workers[0].until(lambda one: one.active == 1)
+        draining = asyncio.create_task(stand.router._drain())
+        stand.workers[0].next_token.open()
+        assert text_of(await asking) == "to the end"
+        await draining
+
+
+async def test_many_streams_with_random_cancels_leave_every_count_at_zero() -> None:
+    async with bed(Behaviour(num_tokens=30), Behaviour(num_tokens=30)) as stand:
+
+        async def one(number: int) -> None:
+            call = stand.inference.Generate(Request(token_ids=[number % 256, *range(40)]), timeout=20)
+            for _ in range(number % 7 if number % 3 else 31):
+                if await call.read() is grpc.aio.EOF:
+                    return
+            call.cancel()
+
+        await asyncio.gather(*(one(number) for number in range(60)))
+        await stand.idle()

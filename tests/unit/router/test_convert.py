@@ -1,0 +1,119 @@
+"""What is refused, and how it is said; what reaches a worker."""
+
+import math
+
+import pytest
+
+from ostrya.api.v1 import common_pb2, inference_pb2
+from ostrya.errors import InvalidRequest, UnknownModel
+from ostrya.router import convert
+from ostrya.text.chat import Message
+
+LIMITS = convert.Limits(context_tokens=100, vocab_size=50)
+Request = inference_pb2.GenerateRequest
+Params = common_pb2.SamplingParams
+Chat = inference_pb2.ChatMessage
+
+
+def asked(request: Request) -> convert.Asked:
+    return convert.asked(request, model="tiny", limits=LIMITS, draw_seed=lambda: 77)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "words"),
+    [
+        (Request(), "prompt", ("nothing", "text, messages, token_ids")),
+        (Request(text=""), "text", ("empty",)),
+        (Request(text="a", token_ids=[1]), "prompt", ("text and token_ids", "one of")),
+        (Request(text="", messages=[Chat(role="user")]), "prompt", ("text and messages",)),
+        (Request(messages=[Chat(role="user"), Chat(role="tool")]), "messages[1].role", ("'tool'", "assistant")),
+        (Request(token_ids=[1, 50]), "token_ids[1]", ("50", "0 to 49")),
+        (Request(text="a", sampling=Params(temperature=-0.5)), "sampling.temperature", ("-0.5", "[0, 100]")),
+        (Request(text="a", sampling=Params(temperature=101)), "sampling.temperature", ("101",)),
+        (Request(text="a", sampling=Params(temperature=math.nan)), "sampling.temperature", ("nan",)),
+        (Request(text="a", sampling=Params(temperature=math.inf)), "sampling.temperature", ("inf",)),
+        (Request(text="a", sampling=Params(top_p=0)), "sampling.top_p", ("is 0;", "(0, 1]")),
+        (Request(text="a", sampling=Params(top_p=1.5)), "sampling.top_p", ("1.5",)),
+        (Request(text="a", sampling=Params(top_p=math.nan)), "sampling.top_p", ("nan",)),
+        (Request(text="a", sampling=Params(top_k=-1)), "sampling.top_k", ("-1",)),
+        (Request(text="a", sampling=Params(max_tokens=0)), "sampling.max_tokens", ("is 0;", "1 or more")),
+        (Request(text="a", sampling=Params(max_tokens=-5)), "sampling.max_tokens", ("-5",)),
+        (Request(text="a", sampling=Params(stop_token_ids=[3, 99])), "sampling.stop_token_ids[1]", ("99", "49")),
+        (Request(text="a", stop=["x"] * 17), "stop", ("17", "16")),
+        (Request(text="a", stop=["x", ""]), "stop[1]", ("0 bytes", "1 to 256")),
+        (Request(text="a", stop=["é" * 129]), "stop[0]", ("258 bytes",)),
+    ],
+)
+def test_a_bad_field_is_refused_with_its_name_value_and_range(
+    request_: Request, field: str, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        asked(request_)
+    assert refused.value.field == field
+    assert all(word in str(refused.value) for word in (field, *words))
+
+
+def test_an_unknown_model_is_refused_with_the_names_that_exist() -> None:
+    with pytest.raises(UnknownModel, match=r"'gpt-5'.*tiny"):
+        asked(Request(text="a", model="gpt-5"))
+
+
+def test_absent_fields_stay_absent_and_only_the_seed_is_drawn() -> None:
+    sampling = asked(Request(text="a", model="tiny")).sampling
+    assert sampling == convert.Sampling(
+        temperature=None, top_k=None, top_p=None, seed=77, max_tokens=None, stop_token_ids=(), ignore_eos=None
+    )
+
+
+def test_zero_is_not_absent() -> None:
+    given = Params(temperature=0, top_k=0, seed=0, ignore_eos=False)
+    sampling = asked(Request(text="a", sampling=given)).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.seed, sampling.ignore_eos) == (0, 0, 0, False)
+
+
+def test_each_kind_of_prompt_arrives_typed() -> None:
+    assert asked(Request(text="a")).prompt == "a"
+    assert asked(Request(messages=[Chat(role="user", content="b")])).prompt == (Message(role="user", content="b"),)
+    assert list(asked(Request(token_ids=[3, 4])).prompt) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_tokens", "words"),
+    [
+        (0, None, ("0 tokens", "at least 1")),
+        (100, None, ("100 tokens", "99")),
+        (101, 1, ("101 tokens", "100")),
+        (60, 41, ("41", "60", "at most 40", "100")),
+    ],
+)
+def test_what_does_not_fit_the_context_is_refused_with_both_numbers(
+    num_tokens: int, max_tokens: int | None, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        convert.check_length(num_tokens, max_tokens=max_tokens, limits=LIMITS)
+    assert all(word in str(refused.value) for word in words)
+
+
+def test_what_just_fits_is_taken() -> None:
+    convert.check_length(99, max_tokens=None, limits=LIMITS)
+    convert.check_length(60, max_tokens=40, limits=LIMITS)
+
+
+def test_a_continuation_keeps_the_seed_and_asks_for_what_is_left() -> None:
+    sampling = asked(Request(text="a", sampling=Params(seed=5, max_tokens=10, stop_token_ids=[7]))).sampling
+    request = convert.worker_request(
+        request_id="r", model="tiny", prompt=[1, 2], received=[3, 4, 5], sampling=sampling, namespace="n"
+    )
+    assert list(request.token_ids) == [1, 2, 3, 4, 5]
+    assert (request.sampling.seed, request.sampling.max_tokens) == (5, 7)
+    assert list(request.sampling.stop_token_ids) == [7]
+    assert not request.sampling.HasField("temperature")
+    assert (request.request_id, request.model, request.cache_namespace) == ("r", "tiny", "n")
+
+
+@pytest.mark.parametrize(
+    "request_", [inference_pb2.TokenizeRequest(), inference_pb2.TokenizeRequest(text="a", messages=[Chat(role="user")])]
+)
+def test_tokenize_takes_one_kind_of_prompt(request_: inference_pb2.TokenizeRequest) -> None:
+    with pytest.raises(InvalidRequest, match="exactly one of"):
+        convert.text_prompt(request_, model="tiny")

@@ -1,0 +1,140 @@
+"""From a request's tokens to a recorded decision, try by try."""
+
+from array import array
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from ostrya.prefix.chain import ChainKey, page_digests, root, routing_digests
+from ostrya.prefix.events import Stored
+from ostrya.prefix.index import PrefixIndex
+from ostrya.router.admission import Ticket
+from ostrya.router.decide import Decider, Routing
+from ostrya.router.explain import DecisionLog, replay
+from ostrya.router.fleet import Fleet, ReplicaInfo
+from ostrya.router.metrics import RouterMetrics
+from ostrya.router.types import KnowledgeLevel, Load, Reason, ReplicaState, WorkerId
+
+CHAIN = ChainKey(model="tiny", tokenizer_fingerprint="fake")
+PROMPT = array("I", range(400))
+
+
+@dataclass
+class Desk:
+    """A decider and what it decides with."""
+
+    fleet: Fleet
+    index: PrefixIndex
+    decisions: DecisionLog
+    decider: Decider
+
+    def add(self, name: str, *, page_size: int = 16, stride: int = 1, prefix_credit: bool = True) -> None:
+        """A routable replica."""
+        info = ReplicaInfo(
+            worker_id=WorkerId(name),
+            address="127.0.0.1:1",
+            epoch=1,
+            model="tiny",
+            page_size=page_size,
+            routing_stride=stride,
+            max_running=8,
+            context_tokens=2048,
+            vocab_size=1000,
+            prefix_credit=prefix_credit,
+        )
+        self.fleet.add(info, grpc.aio.insecure_channel(info.address))
+        self.fleet.set_state(info.worker_id, ReplicaState.READY)
+        self.fleet.board(info.worker_id, Load(prefill_tokens_per_s=1_000.0), stamp=1)
+
+    def holds(self, name: str, num_tokens: int, *, page_size: int = 16, stride: int = 1, namespace: str = "") -> None:
+        """The index knows that the replica could continue the prompt's first tokens."""
+        key = ChainKey(model="tiny", tokenizer_fingerprint="fake", namespace=namespace)
+        pages = page_digests(root(key), PROMPT[:num_tokens], page_size=page_size)
+        slot = self.fleet.followed()[WorkerId(name)].slot
+        self.index.apply(slot, [Stored(tuple(routing_digests(pages, stride=stride)))])
+
+    def routing(self, *, namespace: str = "") -> Routing:
+        ticket = Ticket(request_id="r", tenant="default", namespace=namespace, deadline=1e9)
+        return self.decider.open(ticket, PROMPT, seed=5)
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    index = PrefixIndex()
+    fleet = Fleet(index=index, clock=lambda: 0.0)
+    fleet.set_following(True)
+    decisions = DecisionLog(clock=lambda: 0.0)
+    metrics = RouterMetrics(CollectorRegistry(), model="tiny", pool="default")
+    decider = Decider(fleet=fleet, index=index, chain=CHAIN, decisions=decisions, metrics=metrics, clock=lambda: 0.0)
+    yield Desk(fleet, index, decisions, decider)
+    await fleet.close()
+
+
+async def test_a_decision_is_recorded_with_what_replays_it(desk: Desk) -> None:
+    desk.add("w0")
+    desk.add("w1")
+    desk.holds("w1", 160)
+    decision = desk.routing().choose()
+    assert decision is not None
+    assert (decision.choice.worker_id, decision.choice.cached_tokens, decision.attempt) == ("w1", 160, 1)
+    assert desk.decisions.get(decision.decision_id) is decision
+    assert replay(decision) == decision.choice
+    assert decision.snapshot.level is KnowledgeLevel.FRESH
+
+
+async def test_later_tries_exclude_and_are_numbered(desk: Desk) -> None:
+    desk.add("w0")
+    desk.add("w1")
+    desk.holds("w1", 160)
+    routing = desk.routing()
+    assert routing.choose() is not None
+    second = routing.choose(excluded={WorkerId("w1")})
+    assert second is not None
+    assert (second.choice.worker_id, second.attempt) == ("w0", 2)
+    assert replay(second) == second.choice
+    assert routing.choose(excluded={WorkerId("w0"), WorkerId("w1")}) is None
+
+
+async def test_siblings_of_a_pick_count_on_its_whole_prompt(desk: Desk) -> None:
+    desk.add("w0")
+    desk.add("w1")
+    first, second = desk.routing().choose(), desk.routing().choose()
+    assert first is not None
+    assert second is not None
+    assert second.choice.worker_id == first.choice.worker_id
+    assert (second.choice.cached_tokens, second.choice.reason) == (399, Reason.PREFIX)
+
+
+async def test_during_an_update_each_replica_is_looked_up_by_its_own_blocks(desk: Desk) -> None:
+    desk.add("w0", page_size=16, stride=1)
+    desk.add("w1", page_size=16, stride=4)
+    desk.add("w2", page_size=32, stride=1)
+    desk.holds("w0", 80, page_size=16, stride=1)
+    desk.holds("w1", 128, page_size=16, stride=4)
+    desk.holds("w2", 96, page_size=32, stride=1)
+    decision = desk.routing().choose()
+    assert decision is not None
+    assert dict(decision.depths) == {0: 5, 1: 2, 2: 3}
+    assert (decision.choice.worker_id, decision.choice.cached_tokens) == ("w1", 128)
+
+
+async def test_another_tenants_prefix_is_not_seen(desk: Desk) -> None:
+    desk.add("w0")
+    desk.holds("w0", 160, namespace="theirs")
+    ours, theirs = desk.routing().choose(), desk.routing(namespace="theirs").choose()
+    assert ours is not None
+    assert theirs is not None
+    assert (ours.choice.cached_tokens, theirs.choice.cached_tokens) == (0, 160)
+
+
+async def test_a_replica_with_another_chain_is_used_without_credit(desk: Desk) -> None:
+    desk.add("w0", prefix_credit=False)
+    decision = desk.routing().choose()
+    assert decision is not None
+    assert (decision.choice.worker_id, decision.choice.cached_tokens) == ("w0", 0)
+    again = desk.routing().choose()
+    assert again is not None
+    assert again.choice.cached_tokens == 0, "nothing is predicted for it either"

@@ -1,0 +1,251 @@
+"""Discovery over real sockets: a real Redis, fake workers with real health, real publishers."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from ostrya.engine.types import Load
+from ostrya.prefix.chain import ChainKey
+from ostrya.prefix.index import PrefixIndex
+from ostrya.router.discovery import Discovery
+from ostrya.router.fleet import Fleet
+from ostrya.router.settings import RouterSettings
+from ostrya.router.types import ReplicaState, ReplicaView, WorkerId
+from ostrya.state import keys, members
+from ostrya.state.connection import Connection
+from ostrya.worker.publisher import Publisher
+from ostrya.worker.settings import WorkerSettings
+from tests.fakes.pool import member, publishing, running
+from tests.fakes.redis_server import RunningRedis, free_port, start_redis
+from tests.fakes.waiting import until
+from tests.fakes.worker import FakeWorker, Identity
+
+CHAIN = ChainKey(model="tiny", tokenizer_fingerprint="fake")
+W0 = WorkerId("w0")
+
+
+class ShiftedClock:
+    """Real time that a test can push forward."""
+
+    def __init__(self) -> None:
+        self.shift_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.shift_s
+
+
+@pytest.fixture
+def redis() -> Iterator[RunningRedis]:
+    server = start_redis()
+    yield server
+    server.stop()
+
+
+@asynccontextmanager
+async def discovering(
+    url: str = "", *, static: tuple[str, ...] = (), clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[tuple[Fleet, Discovery]]:
+    """A fleet that discovery keeps; afterwards no task of it is left."""
+    before = asyncio.all_tasks()
+    fleet = Fleet(index=PrefixIndex())
+    settings = RouterSettings(redis_url=url or f"redis://127.0.0.1:{free_port()}/0", static_workers=static)
+    discovery = Discovery(settings, fleet=fleet, chain=CHAIN, clock=clock)
+    try:
+        async with running(discovery.run):
+            yield fleet, discovery
+    finally:
+        await discovery.close()
+        await fleet.close()
+    assert {task.get_name() for task in asyncio.all_tasks() - before if "link" in task.get_name()} == set()
+
+
+def views(fleet: Fleet) -> dict[str, ReplicaView]:
+    return {view.worker_id: view for view in fleet.snapshot().replicas}
+
+
+def is_ready(fleet: Fleet, *worker_ids: str) -> bool:
+    return views(fleet).keys() == set(worker_ids)
+
+
+async def test_a_worker_of_the_settings_is_used_without_redis() -> None:
+    async with FakeWorker() as worker, discovering(static=(worker.address,)) as (fleet, discovery):
+        await until(lambda: is_ready(fleet, "w0"))
+        view = views(fleet)["w0"]
+        assert (view.slot >= 0, view.page_size, view.max_running, view.load.free_pages) == (True, 16, 8, 100)
+        assert not discovery.redis_up
+        assert not fleet.redis_up
+
+
+async def test_another_chain_gets_no_prefix_credit() -> None:
+    async with (
+        FakeWorker(Identity(chain_self_test=b"other")) as worker,
+        discovering(static=(worker.address,)) as (fleet, _),
+    ):
+        await until(lambda: is_ready(fleet, "w0"))
+        assert views(fleet)["w0"].slot == -1
+        assert not fleet.replicas()[0].info.prefix_credit
+
+
+@pytest.mark.parametrize("identity", [Identity(model="other"), Identity(pool="other")])
+async def test_a_worker_of_another_model_or_pool_is_not_used(identity: Identity) -> None:
+    async with FakeWorker(identity) as worker, discovering(static=(worker.address,)) as (fleet, _):
+        assert not await fleet.wait_routable(timeout_s=0.3)
+        assert fleet.replicas() == []
+
+
+async def test_health_decides_who_is_routable() -> None:
+    async with FakeWorker() as worker, discovering(static=(worker.address,)) as (fleet, _):
+        await until(lambda: is_ready(fleet, "w0"))
+        await worker.set_serving(False)
+        await until(lambda: fleet.state(W0) is ReplicaState.DRAINING)
+        assert is_ready(fleet)
+        await worker.set_serving(True)
+        await until(lambda: is_ready(fleet, "w0"))
+
+
+async def test_a_worker_that_does_not_serve_yet_is_starting() -> None:
+    async with FakeWorker() as worker:
+        await worker.set_serving(False)
+        async with discovering(static=(worker.address,)) as (fleet, _):
+            await until(lambda: fleet.state(W0) is ReplicaState.STARTING)
+            await worker.set_serving(True)
+            await until(lambda: is_ready(fleet, "w0"))
+
+
+async def test_a_broken_stream_is_unroutable_at_once_and_a_new_process_gets_a_new_slot() -> None:
+    async with FakeWorker(Identity(epoch=1)) as worker, discovering(static=(worker.address,)) as (fleet, _):
+        await until(lambda: is_ready(fleet, "w0"))
+        slot = views(fleet)["w0"].slot
+        await worker.stop()
+        assert await until(lambda: is_ready(fleet)) < 0.5
+        worker.identity.epoch = 2
+        await worker.start()
+        await until(lambda: is_ready(fleet, "w0"))
+        assert views(fleet)["w0"].slot != slot
+
+
+async def test_the_same_process_keeps_its_slot_over_a_broken_stream() -> None:
+    async with FakeWorker(Identity(epoch=1)) as worker, discovering(static=(worker.address,)) as (fleet, _):
+        await until(lambda: is_ready(fleet, "w0"))
+        slot = views(fleet)["w0"].slot
+        await worker.stop()
+        await until(lambda: is_ready(fleet))
+        await worker.start()
+        await until(lambda: is_ready(fleet, "w0"))
+        assert views(fleet)["w0"].slot == slot
+
+
+async def test_a_replica_that_a_request_could_not_reach_comes_back_by_itself() -> None:
+    async with FakeWorker(Identity(epoch=1)) as worker, discovering(static=(worker.address,)) as (fleet, _):
+        await until(lambda: is_ready(fleet, "w0"))
+        fleet.failed(W0)
+        assert is_ready(fleet)
+        await until(lambda: is_ready(fleet, "w0"))
+
+
+async def test_members_of_redis_are_dialled_and_their_load_is_read(redis: RunningRedis) -> None:
+    async with (
+        FakeWorker() as worker,
+        publishing(redis.url, address=worker.address) as publisher,
+        discovering(redis.url) as (fleet, discovery),
+    ):
+        await until(lambda: is_ready(fleet, "w0"))
+        assert discovery.redis_up
+        publisher.publish((), (), Load(num_running=5))
+        await until(lambda: views(fleet)["w0"].load.num_running == 5)
+        await until(lambda: fleet.replicas()[0].info.epoch == publisher.epoch)
+
+
+async def test_a_silent_host_leaves_when_its_lease_has_ended(redis: RunningRedis) -> None:
+    async with FakeWorker() as worker, discovering(redis.url) as (fleet, discovery):
+        async with publishing(redis.url, address=worker.address):
+            await until(lambda: is_ready(fleet, "w0"))
+            await asyncio.sleep(0)
+        # Its stream still says SERVING, but nobody renews.
+        assert await until(lambda: is_ready(fleet), timeout_s=5.5) <= 5.0
+        assert fleet.replicas() == []
+        assert discovery.num_removed == 1
+
+
+async def test_a_killed_and_emptied_redis_makes_nobody_unroutable(redis: RunningRedis) -> None:
+    async with (
+        FakeWorker() as worker,
+        publishing(redis.url, address=worker.address, jitter=0.99) as publisher,
+        discovering(redis.url) as (fleet, discovery),
+    ):
+        await until(lambda: is_ready(fleet, "w0"))
+        slot, epoch = views(fleet)["w0"].slot, publisher.epoch
+        redis.kill()
+        await until(lambda: not discovery.redis_up)
+        assert is_ready(fleet, "w0")
+        redis.restart()
+
+        def registered_again() -> bool:
+            assert is_ready(fleet, "w0")
+            return publisher.epoch > epoch and fleet.replicas()[0].info.epoch == publisher.epoch
+
+        await until(registered_again)
+        assert views(fleet)["w0"].slot == slot
+
+
+async def test_a_worker_that_does_not_register_again_stays_while_its_stream_holds(redis: RunningRedis) -> None:
+    async with FakeWorker() as worker, discovering(redis.url) as (fleet, discovery):
+        async with publishing(redis.url, address=worker.address):
+            await until(lambda: is_ready(fleet, "w0"))
+        redis.restart()
+        # 1.25 s of a lease away would be enough if the row were still there.
+        with pytest.raises(AssertionError, match="did not hold"):
+            await until(lambda: not is_ready(fleet, "w0"), timeout_s=2.5)
+        assert discovery.num_removed == 0
+
+
+async def test_a_restart_elsewhere_replaces_the_old(redis: RunningRedis) -> None:
+    async with discovering(redis.url) as (fleet, _):
+        async with FakeWorker() as worker, publishing(redis.url, address=worker.address):
+            await until(lambda: is_ready(fleet, "w0"))
+        async with FakeWorker() as worker, publishing(redis.url, address=worker.address) as publisher:
+            worker.identity.epoch = publisher.epoch
+            await until(lambda: is_ready(fleet, "w0") and fleet.replicas()[0].info.address == worker.address)
+            assert len(fleet.replicas()) == 1
+
+
+async def test_a_worker_that_leaves_is_gone(redis: RunningRedis) -> None:
+    async with FakeWorker() as worker, discovering(redis.url) as (fleet, _):
+        settings = WorkerSettings(worker_id="w0", redis_url=redis.url)
+        publisher = Publisher(settings, member=member(address=worker.address))
+        async with running(publisher.run):
+            await until(lambda: is_ready(fleet, "w0"))
+        await publisher.close()
+        await worker.stop()
+        assert await until(lambda: is_ready(fleet)) < 0.5
+        await until(lambda: not fleet.replicas())
+
+
+async def test_a_member_long_without_a_lease_is_removed_from_redis(redis: RunningRedis) -> None:
+    connection, clock = Connection(redis.url), ShiftedClock()
+    await connection.all(members.put("default", member()))
+    async with discovering(redis.url, clock=clock) as (_, discovery):
+        await until(lambda: discovery.redis_up)
+        clock.shift_s = 10.0
+        await until(lambda: discovery.num_removed == 1)
+        assert (await members.read(connection, "default")).keys() == {"w0"}
+        clock.shift_s = 50.0
+        await until(lambda: not discovery._known)
+        assert await members.read(connection, "default") == {}
+    await connection.close()
+
+
+async def test_a_lease_that_returns_brings_the_replica_back(redis: RunningRedis) -> None:
+    connection, clock = Connection(redis.url), ShiftedClock()
+    async with FakeWorker() as worker, discovering(redis.url, clock=clock) as (fleet, discovery):
+        async with publishing(redis.url, address=worker.address) as publisher:
+            await until(lambda: is_ready(fleet, "w0") and publisher.is_flushed)
+        await connection.call("DEL", keys.worker_keys("default", "w0").lease)
+        clock.shift_s = 10.0
+        await until(lambda: discovery.num_removed == 1)
+        async with publishing(redis.url, address=worker.address):
+            await until(lambda: is_ready(fleet, "w0"))
+    await connection.close()
