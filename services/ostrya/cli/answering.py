@@ -1,0 +1,74 @@
+"""What `generate`, `chat` and `up` share: how to answer, and an answer printed as it comes."""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, cast
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from ostrya.client import GenerateOptions, Stream
+    from ostrya.client.answer import Answer
+    from ostrya.client.attempts import OnRetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Options of one answer; what is absent takes the server's default."""
+
+    model: str = ""
+    """Empty: the pool's only model."""
+    temperature: float | None = None
+    """0 = greedy."""
+    top_k: int | None = None
+    """Keep the k likeliest tokens; 0 = all."""
+    top_p: float | None = None
+    """Keep the likeliest tokens up to this probability."""
+    seed: int | None = None
+    """Repeats an answer on any replica."""
+    max_tokens: int | None = None
+    """Longest answer; absent = what the context has left."""
+    stop: tuple[str, ...] = ()
+    """End before this text; may be given again."""
+
+    def options(self) -> "GenerateOptions":
+        """For the client."""
+        return cast("GenerateOptions", {name: value for name, value in asdict(self).items() if value is not None})
+
+
+def print_answer(stream: "Stream", console: Console, notes: Console | None) -> str:
+    """Streams the text to `console`, then what it cost to `notes`. Returns the text."""
+    began, first_s, parts = time.monotonic(), 0.0, []
+    with stream:
+        for chunk in stream:
+            first_s = first_s or time.monotonic() - began
+            parts.append(chunk.text)
+            console.print(chunk.text, end="", markup=False, highlight=False, soft_wrap=True)
+            console.file.flush()
+    console.print()
+    if notes is not None:
+        notes.print(cost_line(stream, first_s, time.monotonic() - began), style="dim", highlight=False, soft_wrap=True)
+    return "".join(parts)
+
+
+def teller(notes: Console | None) -> "OnRetry":
+    """Says on `notes` why there is nothing to see yet."""
+
+    def tell(error: Exception, delay_s: float) -> None:
+        if notes is not None:
+            notes.print(f"{error}; trying again in {delay_s:.1f} s", markup=False, highlight=False, soft_wrap=True)
+
+    return tell
+
+
+def cost_line(stream: "Answer", first_s: float, total_s: float) -> str:
+    """One line about a finished answer."""
+    usage = stream.usage
+    if usage is None:
+        return f"no usage reported; decision {stream.decision_id}"
+    rate = (usage.completion_tokens - 1) / (total_s - first_s) if total_s > first_s else 0.0
+    return (
+        f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), {usage.completion_tokens} generated, "
+        f"{stream.finish_reason}; first token {first_s * 1e3:.0f} ms, then {rate:.0f} tok/s; "
+        f"{stream.replica}, decision {stream.decision_id}"
+    )

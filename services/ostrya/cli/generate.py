@@ -1,0 +1,44 @@
+"""`ostrya generate`: one answer, streamed to stdout; what it cost goes to stderr."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ostrya.cli.answering import Sampling
+from ostrya.cli.options import build, takes
+from ostrya.cli.report import DEFAULT_TARGET, USAGE, Target, fail, reported
+
+
+@takes(Sampling, environment=False)
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
+    target: Target = DEFAULT_TARGET,
+    system: Annotated[str, typer.Option(help="A system message before the prompt.")] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    timeout_s: Annotated[float | None, typer.Option(min=0.001, help="Whole time allowed, seconds.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer.")] = False,
+    **values: object,
+) -> None:
+    """Ask for one answer and stream it. Ctrl-C cancels the request."""
+    from rich.console import Console
+
+    from ostrya.cli.answering import print_answer, teller
+    from ostrya.client import Client
+
+    if raw and system:
+        fail("--system is a chat message; it cannot go with --raw", USAGE)
+    # What is not UTF-8 becomes what it is in an argument; the client refuses both with the same words.
+    text = sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt
+    if not text.strip():
+        fail("the prompt is empty", USAGE)
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": text})
+    options = build(Sampling, values).options()
+    notes = None if quiet else Console(stderr=True)
+    with reported(), Client(target, on_retry=teller(notes)) as client:
+        if raw:
+            stream = client.generate(text, timeout_s=timeout_s, **options)
+        else:
+            stream = client.generate(messages=messages, timeout_s=timeout_s, **options)
+        print_answer(stream, Console(), notes)

@@ -1,0 +1,31 @@
+"""The `ostrya` command. One module per subcommand; each imports what is heavy only when it runs."""
+
+import typer
+
+from ostrya.cli import bench, chat, explain, generate, router, up, worker, workers
+
+app = typer.Typer(
+    name="ostrya",
+    help="Serves large language models with prefix-aware routing over gRPC.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+app.command("up")(up.up)
+app.command("router")(router.router)
+app.command("worker")(worker.worker)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("workers")(workers.workers)
+app.command("explain")(explain.explain)
+app.command("bench")(bench.bench)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

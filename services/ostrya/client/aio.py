@@ -1,0 +1,166 @@
+"""The client for an event loop: the calls of sync.py, awaited. Cancelling a task that reads a stream
+cancels its request."""
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self, TypeVar, Unpack
+
+import grpc
+
+from ostrya.api.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from ostrya.client.answer import Answer, Chunk
+from ostrya.client.attempts import CHANNEL_OPTIONS, Attempts, failure
+from ostrya.client.request import GenerateOptions, Message, chat_messages, generate_request, made
+
+Request = TypeVar("Request", contravariant=True)
+Response = TypeVar("Response", covariant=True)
+
+
+class _Unary(Protocol[Request, Response]):
+    def __call__(self, request: Request, *, timeout: float | None = None) -> Awaitable[Response]: ...
+
+
+class _Call(Protocol):
+    def __aiter__(self) -> AsyncIterator[inference_pb2.GenerateResponse]: ...
+    def cancel(self) -> bool: ...
+
+
+class AsyncClient:
+    """A connection to one router, for one event loop. `timeout_s` is the whole time of a call, retries included."""
+
+    def __init__(self, target: str = "127.0.0.1:50051") -> None:
+        self.target = target
+        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    def generate(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> "AsyncStream":
+        """Starts one answer from exactly one kind of prompt. Iterate the stream for it; errors come from there.
+
+        InvalidRequest comes at once where a value cannot even be sent.
+        """
+        request = generate_request(text, messages, token_ids, options)
+        method = self._inference.Generate
+
+        def open_call(remaining_s: float | None) -> _Call:
+            return method(request, timeout=remaining_s)
+
+        return AsyncStream(open_call, Attempts(timeout_s), self.target)
+
+    async def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        model: str = "",
+        timeout_s: float = 10.0,
+    ) -> list[int]:
+        """The token ids that `generate` would make of the same prompt."""
+        request = made(inference_pb2.TokenizeRequest, model=model, text=text, messages=chat_messages(messages))
+        return list((await self._unary(self._inference.Tokenize, request, timeout_s)).token_ids)
+
+    async def models(self, *, timeout_s: float = 10.0) -> list[inference_pb2.Model]:
+        """What is served."""
+        response = await self._unary(self._inference.ListModels, inference_pb2.ListModelsRequest(), timeout_s)
+        return list(response.models)
+
+    async def replicas(self, *, timeout_s: float = 10.0) -> admin_pb2.ListReplicasResponse:
+        """Every replica the router knows, its load, and how much the router knows."""
+        return await self._unary(self._admin.ListReplicas, admin_pb2.ListReplicasRequest(), timeout_s)
+
+    async def explain(self, decision_id: str, *, timeout_s: float = 10.0) -> admin_pb2.ExplainRouteResponse:
+        """Why a request went where it went; NotFound after ten minutes."""
+        request = made(admin_pb2.ExplainRouteRequest, decision_id=decision_id)
+        return await self._unary(self._admin.ExplainRoute, request, timeout_s)
+
+    async def close(self) -> None:
+        """Cancels what runs and disconnects."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _unary(self, method: _Unary[Request, Response], request: Request, timeout_s: float) -> Response:
+        attempts = Attempts(timeout_s)
+        while True:
+            try:
+                return await method(request, timeout=attempts.remaining_s())
+            except grpc.RpcError as rpc:
+                delay_s = attempts.delay_after(failure(rpc, self.target))
+            await asyncio.sleep(delay_s)
+
+
+class AsyncStream(Answer, AsyncIterator[Chunk]):
+    """One answer, chunk by chunk. Closing it before its end cancels the request."""
+
+    def __init__(self, open_call: Callable[[float | None], _Call], attempts: Attempts, target: str) -> None:
+        super().__init__()
+        self._open_call, self._attempts, self._target = open_call, attempts, target
+        self._closed = asyncio.Event()
+        self._open()
+
+    async def __anext__(self) -> Chunk:
+        while not self._closed.is_set():
+            try:
+                return self.absorb(await self._messages.__anext__())
+            except asyncio.CancelledError:
+                # gRPC cancels the reader of a call that somebody else closed; that is an end, not a cancel.
+                if not self._closed.is_set():
+                    raise
+                break
+            except grpc.RpcError as rpc:
+                if self._closed.is_set():
+                    break
+                await self._wait_for_next_try(rpc)
+            self._open()
+        raise StopAsyncIteration
+
+    async def read(self) -> str:
+        """The text from here to the end."""
+        return "".join([chunk.text async for chunk in self])
+
+    def close(self) -> None:
+        """Cancels the request unless it has ended. The stream then ends without an error."""
+        self._closed.set()
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        self._call = self._open_call(self._attempts.remaining_s())
+        self._messages = self._call.__aiter__()
+        # gRPC's own tasks hold on to a call that is being read, so a forgotten stream would run to its end.
+        weakref.finalize(self, _abandon, asyncio.get_running_loop(), self._call).atexit = False
+
+    async def _wait_for_next_try(self, rpc: grpc.RpcError) -> None:
+        error = failure(rpc, self._target)
+        if self.started:
+            raise error from rpc
+        await asyncio.sleep(self._attempts.delay_after(error))
+
+
+def _abandon(loop: asyncio.AbstractEventLoop, call: _Call) -> None:
+    """Cancels from wherever the garbage collector happens to run."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call.cancel)
