@@ -1,0 +1,60 @@
+"""The READMEs are true: programs run as pasted, the metrics table is what processes export, named files exist."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+from ostrya.router.metrics import RouterMetrics
+from ostrya.service.metrics import MetricsEndpoint
+from ostrya.worker.metrics import WorkerMetrics
+from tests.fakes.router import FakeRouter
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+
+
+def program(name: str) -> str:
+    found = re.search(rf"^```python {name}\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize(("name", "max_lines"), [("client", 5), ("raw", 10)])
+def test_a_program_runs_as_pasted(name: str, max_lines: int) -> None:
+    code = program(name)
+    assert len([line for line in code.splitlines() if line.strip()]) <= max_lines
+    with FakeRouter() as router:
+        pasted = code.replace("127.0.0.1:50051", router.target)
+        done = subprocess.run([sys.executable, "-c", pasted], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("Ironwood is hard.")
+
+
+def rows(registry: CollectorRegistry) -> Iterator[str]:
+    # The registry's public side shows a labelled metric's labels only after it has been used.
+    for metric in registry._collector_to_names:
+        assert isinstance(metric, MetricWrapperBase)
+        (family,) = metric.describe()
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        yield f"| `{name}` | {family.type} | {', '.join(metric._labelnames)} | {family.documentation} |"
+
+
+def test_the_metrics_table_is_what_the_processes_export() -> None:
+    registry = CollectorRegistry()
+    RouterMetrics(registry, model="m", pool="p")
+    WorkerMetrics(registry, model="m")
+    MetricsEndpoint(registry, "127.0.0.1", 0)
+    expected = sorted(rows(registry))
+    shown = [line for line in README.read_text().splitlines() if line.startswith("| `ostrya_")]
+    assert shown == expected, "the table should be\n" + "\n".join(expected)
+
+
+def test_every_file_on_the_map_exists() -> None:
+    named = set(re.findall(r"\b[a-z_]+(?:/[a-z_]+)+\.(?:py|lua)\b", (ROOT / "services" / "README.md").read_text()))
+    assert len(named) > 20
+    assert {name for name in named if not (ROOT / "services" / "ostrya" / name).is_file()} == set()
