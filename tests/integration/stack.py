@@ -91,6 +91,13 @@ class RunningStack:
 
     def close(self) -> None:
         """SIGTERM to all; AssertionError if one does not end."""
+        try:
+            self._end_all()
+        finally:
+            self.redis.stop()
+            shutil.rmtree(self.logs)
+
+    def _end_all(self) -> None:
         for process in self.processes.values():
             process.terminate()
         for name, process in self.processes.items():
@@ -99,8 +106,6 @@ class RunningStack:
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise AssertionError(f"{name} did not end within 15 s of SIGTERM") from None
-        self.redis.stop()
-        shutil.rmtree(self.logs)
 
 
 async def eventually(condition: Callable[[], bool], *, timeout_s: float, what: Callable[[], str]) -> None:
