@@ -154,3 +154,14 @@ class BreakingRunner(FakeRunner):
 
 def load_breaking_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
     return BreakingRunner(num_pages=config.num_pages, page_size=config.page_size), FakeModel()
+
+
+class ColdRunner(FakeRunner):
+    """Warms nothing up, so every shape is late."""
+
+    def warm_up(self, buckets: Sequence[Bucket]) -> None:
+        pass
+
+
+def load_cold_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+    return ColdRunner(num_pages=config.num_pages, page_size=config.page_size), FakeModel()

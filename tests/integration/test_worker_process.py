@@ -1,6 +1,7 @@
 """A whole worker process with the fake runner: from its first line to its exit code."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
@@ -14,12 +15,17 @@ from pathlib import Path
 import grpc
 import msgspec
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from ostrya.api.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from ostrya.engine.config import EngineConfig
-from ostrya.service.server import channel
-from ostrya.state import members
+from ostrya.fetch import report
+from ostrya.service.server import LIVENESS, channel
+from ostrya.state import keys, members
 from ostrya.state.connection import Connection
+from ostrya.worker.app import SERVICE
+from ostrya.worker.pulse import SILENCE_S
 from ostrya.worker.settings import WorkerSettings
 from tests.fakes.redis_server import start_redis
 
@@ -31,9 +37,8 @@ READY_S = 20.0
 class RunningWorker:
     """One child process and its stderr."""
 
-    def __init__(self, log: Path, *, factory: str, redis_url: str) -> None:
+    def __init__(self, log: Path, *, factory: str, settings: WorkerSettings) -> None:
         self.log = log
-        settings = WorkerSettings(worker_id="w-0", redis_url=redis_url, drain_timeout_s=5)
         arguments = (
             msgspec.json.encode(settings).decode(),
             msgspec.json.encode(CONFIG).decode(),
@@ -51,6 +56,18 @@ class RunningWorker:
         """The log line with this message; waits for it."""
         poll(lambda: self._find(message) is not None, READY_S, lambda: f"no {message!r} in {self.lines()}")
         return self._find(message) or {}
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The value of one series, now."""
+        url = f"http://127.0.0.1:{self.fields('listening')['metrics_port']}/metrics"
+        text = (await asyncio.to_thread(read, url)).decode()
+        (value,) = [
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+        return value
 
     def children(self) -> list[int]:
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
@@ -77,9 +94,14 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+SETTINGS = WorkerSettings(worker_id="w-0", redis_url=NO_REDIS, drain_timeout_s=5)
+
+
 @contextmanager
-def worker(tmp_path: Path, factory: str = "load_paced_runner", *, redis_url: str = NO_REDIS) -> Iterator[RunningWorker]:
-    running = RunningWorker(tmp_path / "worker.log", factory=factory, redis_url=redis_url)
+def worker(
+    tmp_path: Path, factory: str = "load_paced_runner", *, settings: WorkerSettings = SETTINGS
+) -> Iterator[RunningWorker]:
+    running = RunningWorker(tmp_path / "worker.log", factory=factory, settings=settings)
     try:
         yield running
     finally:
@@ -170,13 +192,16 @@ def test_sigterm_while_loading_ends_at_once(tmp_path: Path) -> None:
 async def test_registered_worker_leaves_redis_and_a_younger_one_fences_it(tmp_path: Path) -> None:
     redis = start_redis()
     connection = Connection(redis.url)
+    settings = dataclasses.replace(SETTINGS, redis_url=redis.url)
     try:
-        with worker(tmp_path, redis_url=redis.url) as running:
+        with worker(tmp_path, settings=settings) as running:
             address = running.fields("listening")["address"]
             running.fields("registered")
-            assert (await rows(connection))["w-0"].address == address
+            row = (await rows(connection))["w-0"]
+            assert (row.address, row.schema) == (address, keys.SCHEMA)
+            assert await running.metric("ostrya_worker_registered") == 1
             (tmp_path / "younger").mkdir()
-            with worker(tmp_path / "younger", redis_url=redis.url) as younger:
+            with worker(tmp_path / "younger", settings=settings) as younger:
                 younger.fields("registered")
                 assert running.process.wait(10) == 1
                 assert "was taken by a younger process" in str(running.fields("fenced; the worker exits")["reason"])
@@ -194,3 +219,121 @@ async def rows(connection: Connection) -> dict[str, members.Member]:
         while not (found := await members.read(connection, "default")):  # noqa: ASYNC110 - another process writes it
             await asyncio.sleep(0.01)
     return found
+
+
+async def serves(open_channel: grpc.aio.Channel, service: str) -> bool:
+    stub = health_pb2_grpc.HealthStub(open_channel)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)  # type: ignore[attr-defined]
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def becomes(expected: bool, open_channel: grpc.aio.Channel, service: str, *, within_s: float) -> None:
+    async with asyncio.timeout(within_s):
+        while await serves(open_channel, service) is not expected:  # noqa: ASYNC110 - another process changes it
+            await asyncio.sleep(0.05)
+
+
+async def test_liveness_follows_the_step_loop_and_readiness_does_not(tmp_path: Path) -> None:
+    with worker(tmp_path, "load_slow_runner") as running:
+        address = str(running.fields("listening")["address"])
+        async with channel(address, max_message_bytes=1 << 20) as open_channel:
+            await becomes(True, open_channel, LIVENESS, within_s=5)
+            (engine_pid,) = running.children()
+            os.kill(engine_pid, signal.SIGSTOP)
+            try:
+                await becomes(False, open_channel, LIVENESS, within_s=SILENCE_S + 5)
+                assert await running.metric("ostrya_worker_engine_report_age_seconds") >= SILENCE_S
+                assert await serves(open_channel, SERVICE)
+            finally:
+                os.kill(engine_pid, signal.SIGCONT)
+            await becomes(True, open_channel, LIVENESS, within_s=5)
+            assert await running.metric("ostrya_worker_engine_report_age_seconds") < 1
+    assert running.fields("the step loop hangs")["level"] == "error"
+
+
+async def test_liveness_stays_while_a_cordoned_worker_drains_on_sigterm(tmp_path: Path) -> None:
+    with worker(tmp_path) as running:
+        address = str(running.fields("listening")["address"])
+        async with channel(address, max_message_bytes=1 << 20) as open_channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(open_channel)
+            messages = aiter(stub.Generate(request(200)))
+            await anext(messages)
+            await stub.Cordon(worker_pb2.CordonRequest())
+            running.process.send_signal(signal.SIGTERM)
+            with pytest.raises(grpc.aio.AioRpcError, match="ending"):
+                while True:  # the signal arrives when it does
+                    await stub.Uncordon(worker_pb2.UncordonRequest())
+            assert (await serves(open_channel, SERVICE), await serves(open_channel, LIVENESS)) == (False, True)
+            assert await running.metric("ostrya_worker_lifecycle_state", state="draining") == 1
+            with pytest.raises(grpc.aio.AioRpcError, match="draining"):
+                await count_tokens(stub, 1)
+            assert [message async for message in messages][-1].usage.completion_tokens == 200
+        assert running.process.wait(5) == 0
+        assert running.fields("drained")["num_cancelled"] == 0
+
+
+@pytest.mark.parametrize(("max_tokens", "cancelled", "limit_s"), [(100, 0, 15.0), (1000, 1, 6.0)])
+async def test_sigterm_to_the_end_takes_the_longest_stream_or_the_grace(
+    tmp_path: Path, max_tokens: int, cancelled: int, limit_s: float
+) -> None:
+    """10 ms a token: one stream takes 1 s of a grace of 30 s, the other 10 s of a grace of 1 s. Limits for a busy
+    machine, yet far below the other of the two."""
+    settings = dataclasses.replace(SETTINGS, drain_timeout_s=1.0 if cancelled else 30.0)
+    with worker(tmp_path, settings=settings) as running:
+        address = str(running.fields("listening")["address"])
+        async with channel(address, max_message_bytes=1 << 20) as open_channel:
+            answer = asyncio.create_task(count_tokens(worker_pb2_grpc.WorkerServiceStub(open_channel), max_tokens))
+            while await running.metric("ostrya_worker_requests_running") < 1:
+                pass
+            sent_s = time.monotonic()
+            running.process.send_signal(signal.SIGTERM)
+            if cancelled:
+                with pytest.raises(grpc.aio.AioRpcError, match="draining"):
+                    await answer
+            else:
+                assert await answer == max_tokens
+            assert await asyncio.to_thread(running.process.wait, 5) == 0
+        assert time.monotonic() - sent_s < limit_s
+        assert running.fields("drained")["num_cancelled"] == cancelled
+
+
+async def test_phases_before_the_start_and_compilations_are_exported(tmp_path: Path) -> None:
+    fetched = report.StartReport(phase="fetch_model", result="miss", seconds=12.5, bytes=7)
+    report.write(tmp_path / "reports", fetched)
+    (tmp_path / "reports" / "fetch_compile_cache.json").write_text("{")
+    settings = dataclasses.replace(SETTINGS, start_report_dir=str(tmp_path / "reports"), metric_aliases=True)
+    with worker(tmp_path, settings=settings) as running:
+        phases = {
+            phase: await running.metric("ostrya_worker_startup_phase_seconds", phase=phase)
+            for phase in ("fetch_model", "fetch_compile_cache", "load")
+        }
+        assert phases == {"fetch_model": 12.5, "fetch_compile_cache": 0, "load": 0.25}
+        assert await running.metric("ostrya_worker_startup_cache_total", phase="fetch_model", result="miss") == 1
+        assert running.fields("start report cannot be read")["path"]
+        while not (shapes := await running.metric("ostrya_worker_shapes")):
+            pass  # the first report is up to a heartbeat away
+        compiled = "ostrya_worker_compilations_total"
+        assert await running.metric(compiled, phase="warmup", cache="miss") == shapes
+        assert await running.metric(compiled, phase="serving", cache="miss") == 0
+        assert await running.metric("vllm:cache_config_info", block_size="4", num_gpu_blocks="256") == 1
+
+
+async def test_a_shape_first_seen_while_serving_is_a_compilation(tmp_path: Path) -> None:
+    with worker(tmp_path, "load_cold_runner") as running:
+        address = str(running.fields("listening")["address"])
+        async with channel(address, max_message_bytes=1 << 20) as open_channel:
+            assert await count_tokens(worker_pb2_grpc.WorkerServiceStub(open_channel), 3) == 3
+        compiled = "ostrya_worker_compilations_total"
+        assert await running.metric(compiled, phase="serving", cache="miss") >= 1
+        assert await running.metric(compiled, phase="warmup", cache="miss") == 0
+
+
+def test_a_backend_that_does_not_serve_yet_is_one_line(tmp_path: Path) -> None:
+    words = ["worker", "--worker-id", "w", "--backend", "xla", "--tensor-parallel", "8", "--metrics-port", "0"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "ostrya.cli.main", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "error: backend xla does not serve in this version; set --backend cpu\n",
+    )

@@ -1,6 +1,7 @@
 """WorkerService over a real socket: the servicer with a real engine process that has the fake runner."""
 
 import asyncio
+import importlib.metadata
 import math
 import os
 import signal
@@ -18,10 +19,12 @@ from ostrya.api.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.process import EngineProcess
 from ostrya.prefix.chain import ChainKey, self_test
-from ostrya.service.server import GrpcServer, channel
+from ostrya.service.server import LIVENESS, GrpcServer, channel
 from ostrya.service.status import DETAILS
+from ostrya.state import keys
 from ostrya.worker.app import SERVICE
 from ostrya.worker.metrics import WorkerMetrics
+from ostrya.worker.running import RETRY_ELSEWHERE_S
 from ostrya.worker.servicer import WorkerServicer
 from ostrya.worker.settings import WorkerSettings
 
@@ -58,6 +61,7 @@ class Served:
     async def start(self) -> None:
         port = await self.server.start()
         await self.server.set_serving(True)
+        await self.server.set_alive(True)
         self.channel = channel(f"127.0.0.1:{port}", max_message_bytes=64 << 20)
         self.stub = worker_pb2_grpc.WorkerServiceStub(self.channel)
 
@@ -75,13 +79,23 @@ class Served:
         }
         return {cause: value for cause, value in values.items() if value}
 
-    async def is_serving(self) -> bool:
+    def state(self) -> str:
+        """The one that is 1."""
+        (state,) = [
+            sample.labels["state"]
+            for family in self.registry.collect()
+            for sample in family.samples
+            if sample.name == "ostrya_worker_lifecycle_state" and sample.value
+        ]
+        return state
+
+    async def is_serving(self, service: str = SERVICE) -> bool:
         check = self.channel.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
-        answer = await check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=5)
+        answer = await check(health_pb2.HealthCheckRequest(service=service), timeout=5)
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def idle(self) -> float:
@@ -166,6 +180,13 @@ async def test_info_names_limits_and_the_chain_self_test(fast: Served) -> None:
     assert (info.limits.context_tokens, info.limits.vocab_size, info.limits.max_waiting) == (1024, 1000, 2)
 
 
+async def test_info_names_what_a_doctor_compares(fast: Served) -> None:
+    before_s = time.time()
+    info = await fast.stub.GetInfo(worker_pb2.GetInfoRequest())
+    assert before_s <= info.time_s <= time.time()
+    assert (info.state_schema, info.version) == (keys.SCHEMA, importlib.metadata.version("ostrya"))
+
+
 @pytest.mark.parametrize(
     ("request_", "code", "words"),
     [
@@ -241,6 +262,54 @@ async def test_drain_finishes_what_runs_and_refuses_what_comes(paced: Served) ->
     assert (await draining).num_cancelled == 0
     assert (await reading)[-1].usage.completion_tokens == 30
     assert paced.cancelled() == {}
+
+
+async def test_cordon_refuses_what_comes_and_keeps_what_runs_until_uncordon(paced: Served) -> None:
+    reading = asyncio.create_task(read(paced.stub.Generate(ask(max_tokens=30))))
+    await until(lambda: paced.engine.load.num_running == 1)
+    for _ in range(2):
+        await paced.stub.Cordon(worker_pb2.CordonRequest())
+    assert (await paced.is_serving(), await paced.is_serving(LIVENESS), paced.state()) == (False, True, "cordoned")
+    error = await error_of(paced.stub.Generate(ask()))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert retry_after_s(error) == RETRY_ELSEWHERE_S
+    assert (await reading)[-1].usage.completion_tokens == 30
+    for _ in range(2):
+        await paced.stub.Uncordon(worker_pb2.UncordonRequest())
+    assert (await paced.is_serving(), paced.state()) == (True, "ready")
+    assert (await read(paced.stub.Generate(ask())))[-1].usage.completion_tokens == 5
+
+
+async def test_uncordon_calls_a_waiting_drain_off_and_cancels_nothing(paced: Served) -> None:
+    reading = asyncio.create_task(read(paced.stub.Generate(ask(max_tokens=60))))
+    await until(lambda: paced.engine.load.num_running == 1)
+    draining = asyncio.ensure_future(paced.stub.Drain(worker_pb2.DrainRequest()))
+    await until(lambda: paced.state() == "draining")
+    await paced.stub.Uncordon(worker_pb2.UncordonRequest())
+    with pytest.raises(grpc.aio.AioRpcError, match="called off by an uncordon") as caught:
+        await draining
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert (await paced.is_serving(), paced.state()) == (True, "ready")
+    assert (await reading)[-1].usage.completion_tokens == 60
+    assert paced.cancelled() == {}
+
+
+async def test_a_drained_worker_stays_cordoned_and_may_serve_again(fast: Served) -> None:
+    await fast.stub.Drain(worker_pb2.DrainRequest())
+    assert (await fast.is_serving(), fast.state()) == (False, "cordoned")
+    await fast.stub.Uncordon(worker_pb2.UncordonRequest())
+    assert (await read(fast.stub.Generate(ask())))[-1].usage.completion_tokens == 5
+
+
+async def test_a_drain_whose_caller_goes_away_leaves_the_worker_cordoned(paced: Served) -> None:
+    reading = asyncio.create_task(read(paced.stub.Generate(ask(max_tokens=60))))
+    await until(lambda: paced.engine.load.num_running == 1)
+    draining = paced.stub.Drain(worker_pb2.DrainRequest())
+    await until(lambda: paced.state() == "draining")
+    draining.cancel()
+    await until(lambda: paced.state() == "cordoned")
+    assert not await paced.is_serving()
+    assert (await reading)[-1].usage.completion_tokens == 60
 
 
 async def test_drain_cancels_what_is_late(paced: Served) -> None:

@@ -5,9 +5,13 @@ from typing import Annotated
 
 import typer
 
+from ostrya.cli import check_config as configuration
+from ostrya.cli.check_config import CheckConfig
 from ostrya.cli.options import build, takes
 from ostrya.cli.report import reported
+from ostrya.cli.termination import ends_on_sigterm
 from ostrya.engine.config import EngineConfig
+from ostrya.text.source import check_reference, resolve_model
 from ostrya.worker.settings import WorkerSettings
 
 Model = Annotated[
@@ -19,13 +23,25 @@ ModelName = Annotated[
 ]
 
 
+_UNREAD = {"tokenizer_fingerprint": ""}
+"""Known once the model is there."""
+
+
 @takes(WorkerSettings, EngineConfig, without=("model_path", "tokenizer_fingerprint"))
-def worker(model: Model = "smollm2-135m-instruct", model_name: ModelName = "", **values: object) -> None:
+def worker(
+    model: Model = "smollm2-135m-instruct",
+    model_name: ModelName = "",
+    check_config: CheckConfig = False,
+    **values: object,
+) -> None:
     """Run a worker: one replica of a model."""
-    with reported():
+    with reported(), ends_on_sigterm():
         settings = build(WorkerSettings, values)
+        config = build(EngineConfig, {**values, "model_path": model, "model_name": model_name, **_UNREAD})
+        if check_config:
+            configuration.report(settings.check, config.check, lambda: check_reference(model))
         settings.check()
-        from ostrya.text.source import resolve_model
+        config.check()
         from ostrya.text.tokenizer import load_tokenizer
         from ostrya.worker import app
 
@@ -35,6 +51,4 @@ def worker(model: Model = "smollm2-135m-instruct", model_name: ModelName = "", *
             "model_name": model_name or source.name,
             "tokenizer_fingerprint": load_tokenizer(source.path).fingerprint,
         }
-        config = build(EngineConfig, {**values, **identity})
-        config.check()
-        raise typer.Exit(asyncio.run(app.serve(settings, config)))
+        raise typer.Exit(asyncio.run(app.serve(settings, build(EngineConfig, {**values, **identity}))))

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Never
 
 from ostrya.engine import wire
@@ -22,7 +23,7 @@ from ostrya.engine.backends.base import Runner, StepHandle
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.engine import Engine
 from ostrya.engine.types import EngineInfo, StepReport
-from ostrya.errors import InvalidRequest, OstryaError
+from ostrya.errors import InvalidRequest, ModelLoadError, OstryaError
 
 if TYPE_CHECKING:
     from ostrya.engine.models import LoadedModel
@@ -118,6 +119,8 @@ def main(argv: list[str]) -> int:
 def _load(start: wire.Start) -> tuple[Engine, EngineInfo]:
     config = start.config
     config.check()
+    if not Path(config.model_path).exists():
+        raise ModelLoadError(f"model path {config.model_path} does not exist")
     module, _, function = start.factory.partition(":")
     factory: RunnerFactory = getattr(importlib.import_module(module), function)
     runner, model = factory(config)

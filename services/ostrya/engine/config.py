@@ -1,6 +1,5 @@
 """The engine's settings. Frozen; checked once, all problems at once."""
 
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -17,7 +16,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The served name; part of the digest chain."""
     tokenizer_fingerprint: str
     """Part of the digest chain; see text/tokenizer.py."""
-    backend: Literal["cpu"] = "cpu"
+    backend: Literal["cpu", "xla", "torchtpu"] = "cpu"
+    """cpu is the one that serves today; the others are refused at start."""
+    tensor_parallel: int = 1
+    """Devices that share each layer: all chips of the slice. 1 with backend cpu."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of weights and KV pages; the residual stream and the norms are float32."""
     page_size: int = 16
@@ -38,10 +40,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Compute threads; 0 = all cores."""
 
     def check(self) -> None:
-        """ConfigError with every problem."""
+        """ConfigError with every problem. Looks at no file: whether the model is there shows at the start."""
         problems = []
-        if not Path(self.model_path).exists():
-            problems.append(f"model path {self.model_path} does not exist")
+        if self.tensor_parallel < 1:
+            problems.append(f"tensor_parallel is {self.tensor_parallel}; it must be at least 1")
+        elif self.tensor_parallel > 1 and self.backend == "cpu":
+            problems.append(f"tensor_parallel is {self.tensor_parallel}; backend cpu has one device: it must be 1")
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             problems.append(f"page_size is {self.page_size}; it must be a power of two")
         if self.num_pages < 2:

@@ -22,6 +22,8 @@ from ostrya.errors import EngineDied, InvalidRequest, ModelLoadError, OstryaErro
 
 RUNNER_FACTORIES = {"cpu": "ostrya.engine.backends.cpu:load_runner"}
 """By EngineConfig.backend; named and not imported, because torch stays in the child."""
+START_LIMIT_S = 3600.0
+"""Weights and a cold compile of every bucket take half an hour on a TPU; a supervisor's own limit comes before this."""
 SILENCE_LIMIT_S = 30.0
 """A child that misses 150 heartbeats hangs, and is killed."""
 EXIT_LIMIT_S = 1.0
@@ -88,12 +90,13 @@ class EngineProcess:
         *,
         max_waiting: int = 256,
         factory: str | None = None,
-        timeout_s: float = 600.0,
+        timeout_s: float = START_LIMIT_S,
     ) -> Self:
         """Starts the child and waits until it is warm. ModelLoadError with one line if it cannot serve the model.
 
         `factory` ("module:function") replaces the backend's own. A cancel leaves no child behind.
         """
+        factory = factory or _factory(config)
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -109,7 +112,7 @@ class EngineProcess:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
-            start = wire.Start(config, factory or RUNNER_FACTORIES[config.backend])
+            start = wire.Start(config, factory)
             writer.write(wire.frame(start))
             async with asyncio.timeout(timeout_s):
                 info = await _first_answer(reader, process)
@@ -219,6 +222,14 @@ class EngineProcess:
         for stream in self._streams.values():
             stream.fail(EngineDied(reason))
         self._streams.clear()
+
+
+def _factory(config: EngineConfig) -> str:
+    """The backend's own; ModelLoadError if this version has none."""
+    if config.backend not in RUNNER_FACTORIES:
+        served = ", ".join(RUNNER_FACTORIES)
+        raise ModelLoadError(f"backend {config.backend} does not serve in this version; set --backend {served}")
+    return RUNNER_FACTORIES[config.backend]
 
 
 async def _first_answer(reader: asyncio.StreamReader, process: Process) -> EngineInfo:

@@ -1,18 +1,53 @@
 """Checks of settings that every service has. Each gives the problems it found, for ConfigError to show together."""
 
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-_REDIS_SCHEMES = ("redis", "rediss", "unix")
+_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+"""What may follow the ? of a rediss:// URL. The client would take any word, and fail at its first connection."""
+_CERT_REQS = ("required", "none")
 
 
 def redis_url(url: str) -> list[str]:
-    """redis://, rediss:// (TLS) or unix://, with a host or a path."""
-    parts = urlsplit(url)
-    if parts.scheme in _REDIS_SCHEMES and (parts.netloc or parts.path):
-        return []
-    # The URL may hold a password.
-    return [f"redis_url has the scheme {parts.scheme!r}; it must be like redis://host:6379/0 (or rediss://, unix://)"]
+    """redis://[user:password@]host[:port][/db], rediss:// (TLS) with options, or unix:///path[?db=0].
+
+    A URL may hold a password, and a password may be taken for any part of it, so no problem repeats anything of it.
+    """
+    try:
+        parts = urlsplit(url)
+        port_is_given = parts.port is not None
+        options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    except ValueError:
+        return [f"redis_url cannot be read; {_ENCODE}"]
+    if parts.scheme == "unix":
+        known = parts.path and not port_is_given and options.keys() <= {"db"}
+        return [] if known else ["redis_url must be like unix:///path/to/redis.sock or unix:///path?db=0"]
+    if parts.scheme not in ("redis", "rediss"):
+        return ["redis_url must begin with redis://, rediss:// (TLS) or unix://, as in redis://host:6379/0"]
+    return [f"redis_url {problem}" for problem in (*_network(parts), *_options(parts.scheme, options))]
+
+
+_ENCODE = "percent-encode / ? # @ and : in its user and password, as in redis://user:p%40ss@host:6379/0"
+
+
+def _network(parts: SplitResult) -> list[str]:
+    problems = []
+    if not parts.hostname or parts.fragment:
+        problems.append(f"has no host, or a # in it; {_ENCODE}")
+    if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
+        problems.append(f"has no database number after its host; {_ENCODE}")
+    return problems
+
+
+def _options(scheme: str, options: dict[str, str]) -> list[str]:
+    if scheme == "redis" and options:
+        return ["has options after ?, which only rediss:// takes"]
+    problems = []
+    if not options.keys() <= set(_TLS_OPTIONS):
+        problems.append(f"has an option after ? that is not one of {', '.join(_TLS_OPTIONS)}")
+    if options.get("ssl_cert_reqs", "required") not in _CERT_REQS:
+        problems.append(f"has an ssl_cert_reqs that is not one of {', '.join(_CERT_REQS)}")
+    return problems
 
 
 def log_level(level: str) -> list[str]:

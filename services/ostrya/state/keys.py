@@ -6,6 +6,9 @@ so a pool that is gone leaves nothing behind.
 
 from dataclasses import dataclass
 
+SCHEMA = 1
+"""Of everything that is written under these keys; grows with each change that an older reader would misread."""
+
 LEASE_MS = 3_000
 """A worker that did not renew for this long is gone."""
 

@@ -24,6 +24,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     context_tokens: int
     vocab_size: int
     epoch: int = 0
+    schema: int = 1
+    """keys.SCHEMA of the writer; rows from before this field are of schema 1."""
 
 
 def put(pool: str, member: Member) -> list[Command]:

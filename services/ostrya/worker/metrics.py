@@ -1,22 +1,24 @@
 """A worker's metrics: one object, fed by engine reports and by the observation of each request.
 
-Names: platform.md 4.2. Counters of the engine arrive as totals and are added as differences.
+Counters of the engine arrive as totals and are added as differences.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
 
 from ostrya.engine.types import EngineInfo, Load, SequenceOutput, StepReport
+from ostrya.fetch.report import PHASES, StartReport
+from ostrya.worker.families import Families
 
 Cause = Literal["client", "deadline", "drain", "engine"]
-State = Literal["starting", "ready", "draining", "dead"]
+State = Literal["starting", "ready", "cordoned", "draining", "dead"]
 
 CAUSES: tuple[Cause, ...] = ("client", "deadline", "drain", "engine")
-STATES: tuple[State, ...] = ("starting", "ready", "draining", "dead")
+STATES: tuple[State, ...] = ("starting", "ready", "cordoned", "draining", "dead")
 
 # OpenTelemetry's GenAI bounds.
 FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -26,42 +28,11 @@ STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-class _Family:
-    """Makes metrics with our prefix and the model label already filled in."""
-
-    def __init__(self, registry: CollectorRegistry, model: str) -> None:
-        self._registry, self._model = registry, model
-
-    def gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"ostrya_worker_{name}", text, ["model"], registry=self._registry).labels(self._model)
-
-    def counter(self, name: str, text: str) -> Counter:
-        return Counter(f"ostrya_worker_{name}", text, ["model"], registry=self._registry).labels(self._model)
-
-    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        family = Histogram(f"ostrya_worker_{name}", text, ["model"], buckets=buckets, registry=self._registry)
-        return family.labels(self._model)
-
-    def gauges(self, name: str, text: str, label: str, values: tuple[str, ...]) -> dict[str, Gauge]:
-        family = Gauge(f"ostrya_worker_{name}", text, ["model", label], registry=self._registry)
-        return {value: family.labels(self._model, value) for value in values}
-
-    def counters(self, name: str, text: str, label: str, values: tuple[str, ...]) -> dict[str, Counter]:
-        family = Counter(f"ostrya_worker_{name}", text, ["model", label], registry=self._registry)
-        return {value: family.labels(self._model, value) for value in values}
-
-    def histograms(
-        self, name: str, text: str, label: str, values: tuple[str, ...], buckets: tuple[float, ...]
-    ) -> dict[str, Histogram]:
-        family = Histogram(f"ostrya_worker_{name}", text, ["model", label], buckets=buckets, registry=self._registry)
-        return {value: family.labels(self._model, value) for value in values}
-
-
 class WorkerMetrics:
     """Everything a worker shows, on the registry it is given."""
 
     def __init__(self, registry: CollectorRegistry, *, model: str) -> None:
-        make = _Family(registry, model)
+        make = self.families = Families(registry, model)
         self._model = model
         self._last = Load()
         self.waiting = make.gauge("requests_waiting", "Requests accepted and not yet scheduled.")
@@ -81,6 +52,12 @@ class WorkerMetrics:
         self.waste = make.gauge("padding_waste_ratio", "Padding, of all tokens computed since the start.")
         self.shapes = make.gauge("shapes", "Distinct shapes compiled.")
         self.late_shapes = make.counter("late_shapes", "Shapes first seen after warm-up; each one is a fault.")
+        self.compilations = make.counters_by_two(
+            "compilations",
+            "Programs compiled, by phase and by whether the compile cache had them.",
+            ("phase", ("warmup", "serving")),
+            ("cache", ("hit", "miss")),
+        )
         self.events = make.counters(
             "cache_events_published", "Resume points told to the routers.", "type", ("stored", "removed")
         )
@@ -102,9 +79,17 @@ class WorkerMetrics:
         self.cancelled = make.counters("cancelled_requests", "Requests that ended early.", "cause", CAUSES)
         self.load_s = make.gauge("model_load_seconds", "Time to read the weights.")
         self.phases = make.gauges(
-            "startup_phase_seconds", "Time of each phase of the start.", "phase", ("load", "warmup")
+            "startup_phase_seconds", "Time of each phase of the start.", "phase", (*PHASES, "load", "warmup")
+        )
+        self.startup_cache = make.counters_by_two(
+            "startup_cache",
+            "What a start-up phase found already there.",
+            ("phase", PHASES),
+            ("result", ("hit", "miss")),
         )
         self.states = make.gauges("lifecycle_state", "1 for the state the worker is in.", "state", STATES)
+        self.report_age = make.gauge("engine_report_age_seconds", "Since the step loop last spoke.")
+        self.registered = make.gauge("registered", "Whether Redis has this worker's lease.")
         self._info = Gauge(
             "ostrya_worker_info", "What serves.", ["model", "backend", "dtype", "page_size"], registry=registry
         )
@@ -114,6 +99,12 @@ class WorkerMetrics:
         """The worker is in `state` now."""
         for name, gauge in self.states.items():
             gauge.set(name == state)
+
+    def fetched(self, reports: Iterable[StartReport]) -> None:
+        """What ran before this process started."""
+        for report in reports:
+            self.phases[report.phase].set(report.seconds)
+            self.startup_cache[report.phase, report.result].inc()
 
     def started(self, info: EngineInfo) -> None:
         """What the engine said of itself."""
@@ -159,7 +150,11 @@ class WorkerMetrics:
         self.steps.inc(load.num_steps - last.num_steps)
         self.scheduled.inc(load.num_scheduled_tokens - last.num_scheduled_tokens)
         self.padded.inc(load.num_padded_tokens - last.num_padded_tokens)
-        self.late_shapes.inc(load.num_late_shapes - last.num_late_shapes)
+        num_late = load.num_late_shapes - last.num_late_shapes
+        self.late_shapes.inc(num_late)
+        # The one backend there is keeps no compile cache, so nothing is ever found in one.
+        self.compilations["serving", "miss"].inc(num_late)
+        self.compilations["warmup", "miss"].inc(load.num_shapes - last.num_shapes - num_late)
 
 
 class Observation:

@@ -83,6 +83,11 @@ class Publisher:
         """Nothing is left to write: Redis has it all."""
         return self._is_registered and not (self._pending or self._snapshot_due or self._is_writing)
 
+    @property
+    def is_registered(self) -> bool:
+        """Redis has this worker's lease, as of the last word with it."""
+        return self._is_registered and self.redis_up
+
     def live(self) -> tuple[RoutingDigest, ...]:
         """All of them, parents before children."""
         return tuple(self._live)
@@ -107,16 +112,16 @@ class Publisher:
 
     async def run(self) -> None:
         """Publishes until cancelled or fenced. Redis may come and go meanwhile."""
-        backoff_s = 0.05
+        backoff_s, is_told = 0.05, False
         while not self.fenced.done():
             try:
                 await self._turn()
-                self.redis_up, backoff_s = True, 0.05
+                self.redis_up, backoff_s, is_told = True, 0.05, False
                 await self._idle()
             except StateUnavailable as error:
-                if self.redis_up:
+                if not is_told:
                     log.warning("Redis is gone; serving on", extra={"fields": {"error": str(error)}})
-                self.redis_up = False
+                self.redis_up, is_told = False, True
                 self._need_snapshot()  # whether the last batch arrived is unknown
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
@@ -130,6 +135,7 @@ class Publisher:
         except StateUnavailable:
             log.info("Redis is gone; the lease will expire by itself")
         finally:
+            self._is_registered = False
             await self._connection.close()
 
     async def _turn(self) -> None:

@@ -3,18 +3,23 @@
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from importlib.metadata import version
 
 from ostrya.api.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from ostrya.engine.process import EngineProcess
 from ostrya.engine.types import EngineRequest, RequestId
 from ostrya.errors import EngineDied, Unavailable
 from ostrya.service import status
+from ostrya.service.tracing import NO_TRACER, Tracer
+from ostrya.state import keys
 from ostrya.worker import convert
 from ostrya.worker.metrics import Cause, Observation, WorkerMetrics
 from ostrya.worker.running import Running, draining
 from ostrya.worker.settings import WorkerSettings
+from ostrya.worker.spans import WorkerSpans
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +41,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         chain_self_test: bytes,
         set_serving: Callable[[bool], Awaitable[None]],
         epoch: Callable[[], int],
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._engine, self._metrics, self._settings = engine, metrics, settings
         self._tokenizer_fingerprint, self._chain_self_test = tokenizer_fingerprint, chain_self_test
         self._set_serving, self._epoch = set_serving, epoch
         self._running = Running()
+        self._telling = asyncio.Lock()
         self._serial = itertools.count(1)
+        self._spans = WorkerSpans(tracer)
+        if tracer is not NO_TRACER:
+            engine.listen(self._spans.report)
 
     @status.translated
     async def Generate(
@@ -87,26 +97,67 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             ),
             backend=info.backend,
             load=convert.load_report(self._engine.load),
+            state_schema=keys.SCHEMA,
+            time_s=time.time(),
+            version=version("ostrya"),
         )
 
     @status.translated
-    async def Drain(self, request: worker_pb2.DrainRequest, context: status.Context) -> worker_pb2.DrainResponse:
-        """Takes no new work, finishes what it has, then answers."""
-        timeout_s = convert.drain_timeout_s(request, default=self._settings.drain_timeout_s)
-        return worker_pb2.DrainResponse(num_cancelled=await self.drain(timeout_s))
+    async def Cordon(self, request: worker_pb2.CordonRequest, context: status.Context) -> worker_pb2.CordonResponse:
+        """Takes no new work and keeps what it has."""
+        self._running.cordon()
+        await self._tell()
+        return worker_pb2.CordonResponse()
 
-    async def drain(self, timeout_s: float) -> int:
-        """The same for the process's own end: NOT_SERVING, wait, cancel the rest; how many those were."""
-        self._metrics.enter("draining")
-        await self._set_serving(False)
-        return await self._running.drain(timeout_s, lambda request_id: self._engine.abort(request_id, draining()))
+    @status.translated
+    async def Uncordon(
+        self, request: worker_pb2.UncordonRequest, context: status.Context
+    ) -> worker_pb2.UncordonResponse:
+        """Takes new work again, also during or after a drain; not once the process is ending."""
+        self._running.uncordon()
+        await self._tell()
+        return worker_pb2.UncordonResponse()
+
+    @status.translated
+    async def Drain(self, request: worker_pb2.DrainRequest, context: status.Context) -> worker_pb2.DrainResponse:
+        """Takes no new work, finishes what it has, then answers; it stays cordoned, also when the caller goes away.
+
+        Unavailable when an uncordon comes first.
+        """
+        timeout_s = convert.drain_timeout_s(request, default=self._settings.drain_timeout_s)
+        return worker_pb2.DrainResponse(num_cancelled=await self._drain(timeout_s))
+
+    async def end(self, timeout_s: float) -> int:
+        """The drain of the process's own end, which nothing calls off; how many requests it had to cancel."""
+        self._running.end()
+        return await self._drain(timeout_s)
+
+    async def _drain(self, timeout_s: float) -> int:
+        try:
+            with self._running.drain():
+                await self._tell()
+                return await self._running.empty(
+                    timeout_s, lambda request_id: self._engine.abort(request_id, draining())
+                )
+        finally:
+            await self._tell()
+
+    async def _tell(self) -> None:
+        """Health and metrics say what the state is now; one at a time, so that the last word is the true one."""
+        async with self._telling:
+            self._metrics.enter(self._running.state)
+            await self._set_serving(self._running.state == "ready")
 
     @contextmanager
     def _observed(self, asked: EngineRequest, context: status.Context) -> Iterator[Observation]:
-        """Counts the request, and why it ended if it did early; one log line."""
-        time_left_s = context.time_remaining()
+        """Counts the request, and why it ended if it did early; its spans; one log line."""
+        time_left_s, trace_id = context.time_remaining(), ""
         try:
-            with self._metrics.observe(num_prompt=len(asked.token_ids)) as seen:
+            with (
+                self._metrics.observe(num_prompt=len(asked.token_ids)) as seen,
+                self._spans.follow(asked, context.invocation_metadata(), seen) as span,
+            ):
+                trace_id = span.trace_id
                 try:
                     yield seen
                 except BaseException as error:
@@ -122,6 +173,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 "completion_tokens": seen.num_generated,
                 "ending": seen.ending,
                 "duration_s": round(seen.duration_s, 6),
+                **({"trace_id": trace_id} if trace_id else {}),
             }
             log.info("request", extra={"fields": fields})
 

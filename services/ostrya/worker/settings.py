@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from ostrya.errors import ConfigError
-from ostrya.service import checks
+from ostrya.service import checks, tracing
+
+_EVERY_INTERFACE = ("0.0.0.0", "[::]", "::")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +19,7 @@ class WorkerSettings:
     port: int = 0
     """0 = any free port."""
     advertise_address: str = ""
-    """host:port that routers dial; empty = host and the bound port."""
+    """host:port that routers dial; empty = host and the bound port. Needed when host is every interface."""
     metrics_port: int = 0
     """0 = any free port."""
     redis_url: str = "redis://127.0.0.1:6379/0"
@@ -26,17 +28,26 @@ class WorkerSettings:
     max_message_bytes: int = 8 << 20
     """A 128k-token prompt is below 0.5 MiB."""
     drain_timeout_s: float = 30.0
+    start_report_dir: str = ""
+    """Where `ostrya fetch` left its reports; they become start-up phases in the metrics. Empty = none."""
+    metric_aliases: bool = False
+    """Also export the names that vLLM's dashboards and the Gateway API inference extension read."""
+    otlp_endpoint: str = ""
+    """host:port of an OTLP gRPC collector for traces; empty = none. Needs the extra `tracing`."""
     log_level: str = "info"
 
     def check(self) -> None:
         """ConfigError with every problem."""
         problems = [*checks.redis_url(self.redis_url), *checks.log_level(self.log_level)]
+        problems += tracing.problems(self.otlp_endpoint)
         if not self.worker_id:
             problems.append("worker_id is empty; give each replica its own")
         if "/" in self.worker_id + self.pool or "{" in self.worker_id + self.pool or "}" in self.worker_id + self.pool:
             problems.append(
                 f"pool {self.pool!r} or worker_id {self.worker_id!r} has one of / {{ }}, which Redis keys use"
             )
+        if self.host in _EVERY_INTERFACE and not self.advertise_address:
+            problems.append(f"host is {self.host}, which nobody can dial; set advertise_address to what routers dial")
         if self.max_waiting < 1:
             problems.append(f"max_waiting is {self.max_waiting}; it must be at least 1")
         if self.max_message_bytes < 1024:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ostrya.errors import ModelLoadError
+from ostrya.errors import ConfigError, ModelLoadError
 from ostrya.text.source import resolve_model
 
 
@@ -34,3 +34,24 @@ def test_anything_else_is_refused_with_what_would_work(tmp_path: Path, name: str
     with pytest.raises(ModelLoadError, match=why) as refused:
         resolve_model(str(tmp_path / name))
     assert "smollm2-135m-instruct" in str(refused.value)
+
+
+def test_a_directory_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
+    (tmp_path / "Q8.gguf").touch()
+    source = resolve_model(str(tmp_path))
+    assert (source.path, source.name) == (tmp_path / "Q8.gguf", "q8")
+    (tmp_path / "Q4.gguf").touch()
+    with pytest.raises(ModelLoadError, match=r"2 \.gguf files; name the one to serve, like .*Q4\.gguf"):
+        resolve_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("reference", ["gs://bucket/model", "hf://org/name@main"])
+def test_a_remote_model_must_be_fetched_first(reference: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve_model(reference)
+    assert f"fetch it first: ostrya fetch {reference} DIRECTORY" in str(refused.value)
+
+
+def test_an_empty_reference_is_not_this_directory() -> None:
+    with pytest.raises(ConfigError, match="model is empty"):
+        resolve_model("")

@@ -8,8 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 
 from ostrya.engine.types import EngineInfo, FinishReason, Load, RequestId, SequenceOutput, StepReport
+from ostrya.fetch.report import StartReport
 from ostrya.prefix.chain import RoutingDigest
-from ostrya.worker.metrics import WorkerMetrics
+from ostrya.worker.metrics import STATES, WorkerMetrics
 
 INFO = EngineInfo(
     model="m",
@@ -113,7 +114,37 @@ def test_refused_request_is_no_ended_one() -> None:
 def test_worker_is_in_one_state() -> None:
     seen = Seen()
     seen.metrics.enter("ready")
-    assert [seen.value("lifecycle_state", state=state) for state in ("starting", "ready", "draining")] == [0, 1, 0]
+    states = {state: seen.value("lifecycle_state", state=state) for state in STATES}
+    assert states == {"starting": 0, "ready": 1, "cordoned": 0, "draining": 0, "dead": 0}
+
+
+def test_a_shape_is_a_compilation_of_the_phase_that_first_saw_it() -> None:
+    seen = Seen()
+
+    def compiled() -> dict[tuple[str, str], float]:
+        keys = [(phase, cache) for phase in ("warmup", "serving") for cache in ("hit", "miss")]
+        return {key: seen.value("compilations_total", phase=key[0], cache=key[1]) for key in keys}
+
+    assert set(compiled().values()) == {0}
+    for shapes, late in ((12, 0), (12, 0), (14, 2)):
+        seen.metrics.report(StepReport(load=Load(num_shapes=shapes, num_late_shapes=late)))
+    assert compiled() == {
+        ("warmup", "hit"): 0,
+        ("warmup", "miss"): 12,
+        ("serving", "hit"): 0,
+        ("serving", "miss"): 2,
+    }
+    assert seen.value("late_shapes_total") == 2
+
+
+def test_phases_before_the_start_come_from_their_reports() -> None:
+    seen = Seen()
+    assert seen.value("startup_cache_total", phase="fetch_compile_cache", result="miss") == 0
+    seen.metrics.fetched([StartReport(phase="fetch_model", result="hit", seconds=1.5, bytes=1)])
+    assert seen.value("startup_phase_seconds", phase="fetch_model") == 1.5
+    assert seen.value("startup_phase_seconds", phase="fetch_compile_cache") == 0
+    assert seen.value("startup_cache_total", phase="fetch_model", result="hit") == 1
+    assert seen.value("startup_cache_total", phase="fetch_model", result="miss") == 0
 
 
 def test_promtool_accepts_every_name() -> None:

@@ -46,6 +46,7 @@ async def test_leaving_removes_everything_at_once(redis: RunningRedis) -> None:
     async with running(publisher.run):
         await until(lambda: publisher.is_flushed)
     await publisher.close()
+    assert not publisher.is_registered
     assert await lease.remaining_s(connection, "default", ["w0"]) == {}
     assert await members.read(connection, "default") == {}
     assert await board.read(connection, "default") == {}
@@ -60,6 +61,30 @@ async def test_redis_may_be_absent_at_start(redis: RunningRedis) -> None:
         redis.restart()
         await until(lambda: publisher.is_flushed)
         await _redis_has(redis, publisher, {1, 2})
+
+
+async def test_who_asks_is_told_whether_redis_has_the_lease(redis: RunningRedis) -> None:
+    async with publishing(redis.url) as publisher:
+        await until(lambda: publisher.is_registered)
+        redis.kill()
+        await until(lambda: not publisher.is_registered)
+        redis.restart()
+        await until(lambda: publisher.is_registered)
+
+
+async def test_absence_is_logged_once_until_it_ends(redis: RunningRedis, caplog: pytest.LogCaptureFixture) -> None:
+    redis.kill()
+    async with publishing(redis.url) as publisher:
+
+        def seen() -> int:
+            return caplog.text.count("Redis is gone")
+
+        await until(lambda: seen() == 1)
+        redis.restart()
+        await until(lambda: publisher.is_flushed)
+        assert seen() == 1
+        redis.kill()
+        await until(lambda: seen() == 2)
 
 
 async def test_leaving_without_redis_does_not_fail() -> None:

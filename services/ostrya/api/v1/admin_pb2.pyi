@@ -129,6 +129,10 @@ class Replica(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     INDEXED_BLOCKS_FIELD_NUMBER: _builtins.int
     PREFIX_CREDIT_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
+    CLOCK_OFFSET_S_FIELD_NUMBER: _builtins.int
+    STATE_SCHEMA_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     model: _builtins.str
@@ -140,8 +144,16 @@ class Replica(_message.Message):
     """Routing blocks in this router's index."""
     prefix_credit: _builtins.bool
     """False: the digest chains differ, so its prefixes are not used for routing."""
+    clock_offset_s: _builtins.float
+    """Its clock minus this router's, as of the dial; seconds."""
+    state_schema: _builtins.int
+    version: _builtins.str
     @_builtins.property
     def load(self) -> _common_pb2.LoadReport: ...
+    @_builtins.property
+    def holds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why it gets no new work, or no long requests, although it is there; empty = nothing holds it."""
+
     def __init__(
         self,
         *,
@@ -154,10 +166,14 @@ class Replica(_message.Message):
         in_flight: _builtins.int = ...,
         indexed_blocks: _builtins.int = ...,
         prefix_credit: _builtins.bool = ...,
+        holds: _abc.Iterable[_builtins.str] | None = ...,
+        clock_offset_s: _builtins.float = ...,
+        state_schema: _builtins.int = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "in_flight", b"in_flight", "indexed_blocks", b"indexed_blocks", "load", b"load", "model", b"model", "prefix_credit", b"prefix_credit", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "clock_offset_s", b"clock_offset_s", "epoch", b"epoch", "holds", b"holds", "in_flight", b"in_flight", "indexed_blocks", b"indexed_blocks", "load", b"load", "model", b"model", "prefix_credit", b"prefix_credit", "state", b"state", "state_schema", b"state_schema", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -269,3 +285,188 @@ class Candidate(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Candidate: _TypeAlias = Candidate  # noqa: Y015
+
+@_typing.final
+class CordonReplicaRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CordonReplicaRequest: _TypeAlias = CordonReplicaRequest  # noqa: Y015
+
+@_typing.final
+class CordonReplicaResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CordonReplicaResponse: _TypeAlias = CordonReplicaResponse  # noqa: Y015
+
+@_typing.final
+class UncordonReplicaRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UncordonReplicaRequest: _TypeAlias = UncordonReplicaRequest  # noqa: Y015
+
+@_typing.final
+class UncordonReplicaResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UncordonReplicaResponse: _TypeAlias = UncordonReplicaResponse  # noqa: Y015
+
+@_typing.final
+class DrainReplicaRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    timeout_s: _builtins.float
+    """How long to wait for running requests; the rest is cancelled (and continued elsewhere). Default: the worker's own."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        timeout_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
+    _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
+
+Global___DrainReplicaRequest: _TypeAlias = DrainReplicaRequest  # noqa: Y015
+
+@_typing.final
+class DrainReplicaResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_CANCELLED_FIELD_NUMBER: _builtins.int
+    num_cancelled: _builtins.int
+    def __init__(
+        self,
+        *,
+        num_cancelled: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cancelled", b"num_cancelled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainReplicaResponse: _TypeAlias = DrainReplicaResponse  # noqa: Y015
+
+@_typing.final
+class GetStatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
+
+@_typing.final
+class GetStatusResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    DISCOVERY_FIELD_NUMBER: _builtins.int
+    STATE_SCHEMA_FIELD_NUMBER: _builtins.int
+    TIME_S_FIELD_NUMBER: _builtins.int
+    REDIS_CONNECTED_FIELD_NUMBER: _builtins.int
+    KUBERNETES_CONNECTED_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    NUM_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_FIELD_NUMBER: _builtins.int
+    IS_DRAINING_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    pool: _builtins.str
+    model: _builtins.str
+    discovery: _builtins.str
+    """"registry", "kubernetes" or "static"."""
+    state_schema: _builtins.int
+    time_s: _builtins.float
+    """The router's clock, Unix seconds."""
+    redis_connected: _builtins.bool
+    kubernetes_connected: _builtins.bool
+    """Set in mode "kubernetes" only."""
+    level: Global___KnowledgeLevel.ValueType
+    num_in_flight: _builtins.int
+    num_waiting: _builtins.int
+    """Requests that wait for a routable replica."""
+    is_draining: _builtins.bool
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        model: _builtins.str = ...,
+        discovery: _builtins.str = ...,
+        state_schema: _builtins.int = ...,
+        time_s: _builtins.float = ...,
+        redis_connected: _builtins.bool = ...,
+        kubernetes_connected: _builtins.bool | None = ...,
+        level: Global___KnowledgeLevel.ValueType = ...,
+        num_in_flight: _builtins.int = ...,
+        num_waiting: _builtins.int = ...,
+        is_draining: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kubernetes_connected", b"_kubernetes_connected", "kubernetes_connected", b"kubernetes_connected"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kubernetes_connected", b"_kubernetes_connected", "discovery", b"discovery", "is_draining", b"is_draining", "kubernetes_connected", b"kubernetes_connected", "level", b"level", "model", b"model", "num_in_flight", b"num_in_flight", "num_waiting", b"num_waiting", "pool", b"pool", "redis_connected", b"redis_connected", "state_schema", b"state_schema", "time_s", b"time_s", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__kubernetes_connected: _TypeAlias = _typing.Literal["kubernetes_connected"]  # noqa: Y015
+    _WhichOneofArgType__kubernetes_connected: _TypeAlias = _typing.Literal["_kubernetes_connected", b"_kubernetes_connected"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kubernetes_connected) -> _WhichOneofReturnType__kubernetes_connected | None: ...
+
+Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015

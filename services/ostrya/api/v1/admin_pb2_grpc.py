@@ -45,6 +45,26 @@ class AdminServiceStub:
                 request_serializer=ostrya_dot_api_dot_v1_dot_admin__pb2.ExplainRouteRequest.SerializeToString,
                 response_deserializer=ostrya_dot_api_dot_v1_dot_admin__pb2.ExplainRouteResponse.FromString,
                 _registered_method=True)
+        self.CordonReplica = channel.unary_unary(
+                '/ostrya.api.v1.AdminService/CordonReplica',
+                request_serializer=ostrya_dot_api_dot_v1_dot_admin__pb2.CordonReplicaRequest.SerializeToString,
+                response_deserializer=ostrya_dot_api_dot_v1_dot_admin__pb2.CordonReplicaResponse.FromString,
+                _registered_method=True)
+        self.UncordonReplica = channel.unary_unary(
+                '/ostrya.api.v1.AdminService/UncordonReplica',
+                request_serializer=ostrya_dot_api_dot_v1_dot_admin__pb2.UncordonReplicaRequest.SerializeToString,
+                response_deserializer=ostrya_dot_api_dot_v1_dot_admin__pb2.UncordonReplicaResponse.FromString,
+                _registered_method=True)
+        self.DrainReplica = channel.unary_unary(
+                '/ostrya.api.v1.AdminService/DrainReplica',
+                request_serializer=ostrya_dot_api_dot_v1_dot_admin__pb2.DrainReplicaRequest.SerializeToString,
+                response_deserializer=ostrya_dot_api_dot_v1_dot_admin__pb2.DrainReplicaResponse.FromString,
+                _registered_method=True)
+        self.GetStatus = channel.unary_unary(
+                '/ostrya.api.v1.AdminService/GetStatus',
+                request_serializer=ostrya_dot_api_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=ostrya_dot_api_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -64,6 +84,34 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CordonReplica(self, request, context):
+        """The replica takes no new work, from any router, and keeps what it has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UncordonReplica(self, request, context):
+        """The replica takes new work again, also after a drain.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainReplica(self, request, context):
+        """Cordons the replica, waits until it is empty, then answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStatus(self, request, context):
+        """What this router is, sees and is busy with.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +124,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ExplainRoute,
                     request_deserializer=ostrya_dot_api_dot_v1_dot_admin__pb2.ExplainRouteRequest.FromString,
                     response_serializer=ostrya_dot_api_dot_v1_dot_admin__pb2.ExplainRouteResponse.SerializeToString,
+            ),
+            'CordonReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.CordonReplica,
+                    request_deserializer=ostrya_dot_api_dot_v1_dot_admin__pb2.CordonReplicaRequest.FromString,
+                    response_serializer=ostrya_dot_api_dot_v1_dot_admin__pb2.CordonReplicaResponse.SerializeToString,
+            ),
+            'UncordonReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.UncordonReplica,
+                    request_deserializer=ostrya_dot_api_dot_v1_dot_admin__pb2.UncordonReplicaRequest.FromString,
+                    response_serializer=ostrya_dot_api_dot_v1_dot_admin__pb2.UncordonReplicaResponse.SerializeToString,
+            ),
+            'DrainReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainReplica,
+                    request_deserializer=ostrya_dot_api_dot_v1_dot_admin__pb2.DrainReplicaRequest.FromString,
+                    response_serializer=ostrya_dot_api_dot_v1_dot_admin__pb2.DrainReplicaResponse.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=ostrya_dot_api_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
+                    response_serializer=ostrya_dot_api_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +201,114 @@ class AdminService:
             '/ostrya.api.v1.AdminService/ExplainRoute',
             ostrya_dot_api_dot_v1_dot_admin__pb2.ExplainRouteRequest.SerializeToString,
             ostrya_dot_api_dot_v1_dot_admin__pb2.ExplainRouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CordonReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ostrya.api.v1.AdminService/CordonReplica',
+            ostrya_dot_api_dot_v1_dot_admin__pb2.CordonReplicaRequest.SerializeToString,
+            ostrya_dot_api_dot_v1_dot_admin__pb2.CordonReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UncordonReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ostrya.api.v1.AdminService/UncordonReplica',
+            ostrya_dot_api_dot_v1_dot_admin__pb2.UncordonReplicaRequest.SerializeToString,
+            ostrya_dot_api_dot_v1_dot_admin__pb2.UncordonReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ostrya.api.v1.AdminService/DrainReplica',
+            ostrya_dot_api_dot_v1_dot_admin__pb2.DrainReplicaRequest.SerializeToString,
+            ostrya_dot_api_dot_v1_dot_admin__pb2.DrainReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ostrya.api.v1.AdminService/GetStatus',
+            ostrya_dot_api_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
+            ostrya_dot_api_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

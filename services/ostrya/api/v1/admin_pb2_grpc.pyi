@@ -36,6 +36,14 @@ class AdminServiceStub:
     ListReplicas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListReplicasRequest, _admin_pb2.ListReplicasResponse]
     ExplainRoute: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExplainRouteRequest, _admin_pb2.ExplainRouteResponse]
     """Why a request went where it went. Decisions are kept for ten minutes."""
+    CordonReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CordonReplicaRequest, _admin_pb2.CordonReplicaResponse]
+    """The replica takes no new work, from any router, and keeps what it has."""
+    UncordonReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UncordonReplicaRequest, _admin_pb2.UncordonReplicaResponse]
+    """The replica takes new work again, also after a drain."""
+    DrainReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainReplicaRequest, _admin_pb2.DrainReplicaResponse]
+    """Cordons the replica, waits until it is empty, then answers."""
+    GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
+    """What this router is, sees and is busy with."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -45,6 +53,14 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ListReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListReplicasRequest, _admin_pb2.ListReplicasResponse]  # type: ignore[assignment]
     ExplainRoute: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExplainRouteRequest, _admin_pb2.ExplainRouteResponse]  # type: ignore[assignment]
     """Why a request went where it went. Decisions are kept for ten minutes."""
+    CordonReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.CordonReplicaRequest, _admin_pb2.CordonReplicaResponse]  # type: ignore[assignment]
+    """The replica takes no new work, from any router, and keeps what it has."""
+    UncordonReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.UncordonReplicaRequest, _admin_pb2.UncordonReplicaResponse]  # type: ignore[assignment]
+    """The replica takes new work again, also after a drain."""
+    DrainReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainReplicaRequest, _admin_pb2.DrainReplicaResponse]  # type: ignore[assignment]
+    """Cordons the replica, waits until it is empty, then answers."""
+    GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
+    """What this router is, sees and is busy with."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """For operators and tools; served by the router."""
@@ -63,5 +79,37 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ExplainRouteResponse, _abc.Awaitable[_admin_pb2.ExplainRouteResponse]]:
         """Why a request went where it went. Decisions are kept for ten minutes."""
+
+    @_abc_1.abstractmethod
+    def CordonReplica(
+        self,
+        request: _admin_pb2.CordonReplicaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CordonReplicaResponse, _abc.Awaitable[_admin_pb2.CordonReplicaResponse]]:
+        """The replica takes no new work, from any router, and keeps what it has."""
+
+    @_abc_1.abstractmethod
+    def UncordonReplica(
+        self,
+        request: _admin_pb2.UncordonReplicaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UncordonReplicaResponse, _abc.Awaitable[_admin_pb2.UncordonReplicaResponse]]:
+        """The replica takes new work again, also after a drain."""
+
+    @_abc_1.abstractmethod
+    def DrainReplica(
+        self,
+        request: _admin_pb2.DrainReplicaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainReplicaResponse, _abc.Awaitable[_admin_pb2.DrainReplicaResponse]]:
+        """Cordons the replica, waits until it is empty, then answers."""
+
+    @_abc_1.abstractmethod
+    def GetStatus(
+        self,
+        request: _admin_pb2.GetStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetStatusResponse, _abc.Awaitable[_admin_pb2.GetStatusResponse]]:
+        """What this router is, sees and is busy with."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -117,6 +117,9 @@ class GetInfoResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    STATE_SCHEMA_FIELD_NUMBER: _builtins.int
+    TIME_S_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     pool: _builtins.str
     epoch: _builtins.int
@@ -129,6 +132,11 @@ class GetInfoResponse(_message.Message):
     chain_self_test: _builtins.bytes
     """Digests of a fixed token sequence; a router with another chain gives this worker no prefix credit."""
     backend: _builtins.str
+    state_schema: _builtins.int
+    """Of what this worker writes to Redis; routers and workers of one pool must agree."""
+    time_s: _builtins.float
+    """The worker's clock, Unix seconds."""
+    version: _builtins.str
     @_builtins.property
     def limits(self) -> Global___Limits: ...
     @_builtins.property
@@ -147,10 +155,13 @@ class GetInfoResponse(_message.Message):
         limits: Global___Limits | None = ...,
         backend: _builtins.str = ...,
         load: _common_pb2.LoadReport | None = ...,
+        state_schema: _builtins.int = ...,
+        time_s: _builtins.float = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "chain_self_test", b"chain_self_test", "epoch", b"epoch", "limits", b"limits", "load", b"load", "model", b"model", "page_size", b"page_size", "pool", b"pool", "routing_stride", b"routing_stride", "tokenizer_fingerprint", b"tokenizer_fingerprint", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "chain_self_test", b"chain_self_test", "epoch", b"epoch", "limits", b"limits", "load", b"load", "model", b"model", "page_size", b"page_size", "pool", b"pool", "routing_stride", b"routing_stride", "state_schema", b"state_schema", "time_s", b"time_s", "tokenizer_fingerprint", b"tokenizer_fingerprint", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -228,3 +239,63 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class CordonRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CordonRequest: _TypeAlias = CordonRequest  # noqa: Y015
+
+@_typing.final
+class CordonResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CordonResponse: _TypeAlias = CordonResponse  # noqa: Y015
+
+@_typing.final
+class UncordonRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UncordonRequest: _TypeAlias = UncordonRequest  # noqa: Y015
+
+@_typing.final
+class UncordonResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UncordonResponse: _TypeAlias = UncordonResponse  # noqa: Y015

@@ -50,6 +50,16 @@ class WorkerServiceStub:
                 request_serializer=ostrya_dot_api_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=ostrya_dot_api_dot_v1_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Cordon = channel.unary_unary(
+                '/ostrya.api.v1.WorkerService/Cordon',
+                request_serializer=ostrya_dot_api_dot_v1_dot_worker__pb2.CordonRequest.SerializeToString,
+                response_deserializer=ostrya_dot_api_dot_v1_dot_worker__pb2.CordonResponse.FromString,
+                _registered_method=True)
+        self.Uncordon = channel.unary_unary(
+                '/ostrya.api.v1.WorkerService/Uncordon',
+                request_serializer=ostrya_dot_api_dot_v1_dot_worker__pb2.UncordonRequest.SerializeToString,
+                response_deserializer=ostrya_dot_api_dot_v1_dot_worker__pb2.UncordonResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -75,6 +85,20 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Cordon(self, request, context):
+        """Takes no new work and keeps what it has, until Uncordon or its process ends. Health says NOT_SERVING, so every router sees it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Uncordon(self, request, context):
+        """Takes new work again, also after Drain.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +116,16 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=ostrya_dot_api_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=ostrya_dot_api_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
+            ),
+            'Cordon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cordon,
+                    request_deserializer=ostrya_dot_api_dot_v1_dot_worker__pb2.CordonRequest.FromString,
+                    response_serializer=ostrya_dot_api_dot_v1_dot_worker__pb2.CordonResponse.SerializeToString,
+            ),
+            'Uncordon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Uncordon,
+                    request_deserializer=ostrya_dot_api_dot_v1_dot_worker__pb2.UncordonRequest.FromString,
+                    response_serializer=ostrya_dot_api_dot_v1_dot_worker__pb2.UncordonResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +210,60 @@ class WorkerService:
             '/ostrya.api.v1.WorkerService/Drain',
             ostrya_dot_api_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             ostrya_dot_api_dot_v1_dot_worker__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cordon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ostrya.api.v1.WorkerService/Cordon',
+            ostrya_dot_api_dot_v1_dot_worker__pb2.CordonRequest.SerializeToString,
+            ostrya_dot_api_dot_v1_dot_worker__pb2.CordonResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Uncordon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ostrya.api.v1.WorkerService/Uncordon',
+            ostrya_dot_api_dot_v1_dot_worker__pb2.UncordonRequest.SerializeToString,
+            ostrya_dot_api_dot_v1_dot_worker__pb2.UncordonResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,10 @@ class WorkerServiceStub:
     GetInfo: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetInfoRequest, _worker_pb2.GetInfoResponse]
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Takes no new work, finishes what it has, then answers."""
+    Cordon: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CordonRequest, _worker_pb2.CordonResponse]
+    """Takes no new work and keeps what it has, until Uncordon or its process ends. Health says NOT_SERVING, so every router sees it."""
+    Uncordon: _grpc.UnaryUnaryMultiCallable[_worker_pb2.UncordonRequest, _worker_pb2.UncordonResponse]
+    """Takes new work again, also after Drain."""
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -47,6 +51,10 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     GetInfo: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetInfoRequest, _worker_pb2.GetInfoResponse]  # type: ignore[assignment]
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """Takes no new work, finishes what it has, then answers."""
+    Cordon: _aio.UnaryUnaryMultiCallable[_worker_pb2.CordonRequest, _worker_pb2.CordonResponse]  # type: ignore[assignment]
+    """Takes no new work and keeps what it has, until Uncordon or its process ends. Health says NOT_SERVING, so every router sees it."""
+    Uncordon: _aio.UnaryUnaryMultiCallable[_worker_pb2.UncordonRequest, _worker_pb2.UncordonResponse]  # type: ignore[assignment]
+    """Takes new work again, also after Drain."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """What routers call; served by a worker. Token ids only: text stops at the router."""
@@ -72,5 +80,21 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
         """Takes no new work, finishes what it has, then answers."""
+
+    @_abc_1.abstractmethod
+    def Cordon(
+        self,
+        request: _worker_pb2.CordonRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.CordonResponse, _abc.Awaitable[_worker_pb2.CordonResponse]]:
+        """Takes no new work and keeps what it has, until Uncordon or its process ends. Health says NOT_SERVING, so every router sees it."""
+
+    @_abc_1.abstractmethod
+    def Uncordon(
+        self,
+        request: _worker_pb2.UncordonRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.UncordonResponse, _abc.Awaitable[_worker_pb2.UncordonResponse]]:
+        """Takes new work again, also after Drain."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,71 @@
+"""`ostrya worker` before it serves: its configuration, and a stop that comes early."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from ostrya.cli.main import app
+from ostrya.cli.termination import ends_on_sigterm
+
+
+def check(*words: str) -> tuple[int, str]:
+    """Exit code and what was said."""
+    command = ["worker", "--worker-id", "w", "--check-config", *words]
+    ended = CliRunner().invoke(app, command, env={name: None for name in os.environ if name.startswith("OSTRYA_")})
+    return ended.exit_code, ended.output
+
+
+def test_a_configuration_is_valid_though_neither_model_nor_cluster_is_there() -> None:
+    tpu = ("--backend", "xla", "--tensor-parallel", "8", "--model", "/models/llama", "--start-report-dir", "/reports")
+    redis = ("--redis-url", "rediss://u:p@redis:6379/0?ssl_ca_certs=/tls/ca.crt", "--metric-aliases")
+    assert check(*tpu, *redis) == (0, "configuration is valid\n")
+
+
+def test_every_problem_is_told_at_once() -> None:
+    code, said = check("--tensor-parallel", "4", "--model", "gs://bucket/m", "--redis-url", "http://:hunter2@h")
+    assert code == 2
+    assert said.count("error: ") == 3
+    assert all(
+        word in said for word in ("tensor_parallel is 4", "fetch it first: ostrya fetch gs://bucket/m", "redis_url")
+    )
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    "words", [("--backend", "gpu"), ("--dtype", "int8"), ("--num-pages", "many"), ("--no-such", "1")]
+)
+def test_what_no_option_takes_is_refused(words: tuple[str, ...]) -> None:
+    assert check(*words)[0] == 2
+
+
+def test_sigterm_ends_it_before_there_is_a_server() -> None:
+    """The reading of the tokenizer is held up here; a container's first process would ignore the signal."""
+    code = """
+import time
+import ostrya.text.tokenizer as tokenizer
+def load_tokenizer(path):
+    print("reading", flush=True)
+    time.sleep(60)
+tokenizer.load_tokenizer = load_tokenizer
+from ostrya.cli.main import app
+app(["worker", "--worker-id", "w"])
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"reading\n"
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(10) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_the_handler_of_before_comes_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with ends_on_sigterm():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,35 @@
+"""Engine settings that cannot work are told all at once, without a look at any file."""
+
+import pytest
+
+from ostrya.engine.config import EngineConfig
+from ostrya.engine.process import EngineProcess
+from ostrya.errors import ConfigError, ModelLoadError
+
+
+def config(**values: object) -> EngineConfig:
+    return EngineConfig(model_path="/nowhere", model_name="m", tokenizer_fingerprint="t", **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("values", [{}, {"backend": "xla", "tensor_parallel": 8}, {"backend": "torchtpu"}])
+def test_what_can_work_is_taken_though_the_model_is_not_there(values: dict[str, object]) -> None:
+    config(**values).check()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"tensor_parallel": 0, "backend": "xla"}, "tensor_parallel is 0; it must be at least 1"),
+        ({"tensor_parallel": 2}, "tensor_parallel is 2; backend cpu has one device: it must be 1"),
+    ],
+)
+def test_tensor_parallel_must_fit_the_backend(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config(num_pages=1, **values).check()
+    assert refused.value.problems == (words, "num_pages is 1; it must be at least 2")
+
+
+@pytest.mark.parametrize("backend", ["xla", "torchtpu"])
+async def test_an_engine_of_a_backend_to_come_is_refused_before_anything_starts(backend: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"backend {backend} does not serve in this version; set --backend cpu"):
+        await EngineProcess.start(config(backend=backend))
