@@ -8,7 +8,8 @@ import grpc
 
 from ostrya.prefix.chain import RoutingDigest
 from ostrya.prefix.index import PrefixIndex
-from ostrya.router.fleet import Fleet, ReplicaInfo
+from ostrya.router.fleet import Fleet
+from ostrya.router.replica import ReplicaInfo
 from ostrya.router.settings import RouterSettings
 from ostrya.router.tracker import Tracker
 from ostrya.router.types import WorkerId

@@ -29,6 +29,11 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
         self.hang_after: int | None = None
         """Says nothing more after so many messages."""
         self.requests: list[inference_pb2.GenerateRequest] = []
+        self.holds: list[str] = []
+        self.orders: list[tuple[str, str, float | None]] = []
+        """What was asked of workers: (cordon | uncordon | drain, worker id, timeout)."""
+        self.num_cancelled = 0
+        """By every drain."""
         self.hanging = threading.Event()
         self.cancelled = threading.Event()
         self.target = ""
@@ -124,6 +129,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
             in_flight=1,
             indexed_blocks=12,
             prefix_credit=True,
+            holds=self.holds,
         )
         return admin_pb2.ListReplicasResponse(
             replicas=[replica], level=admin_pb2.KNOWLEDGE_LEVEL_FRESH, redis_connected=True
@@ -150,6 +156,47 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
                 for name, cached, cost in rows
             ],
         )
+
+    @status.translated
+    async def CordonReplica(
+        self, request: admin_pb2.CordonReplicaRequest, context: Context
+    ) -> admin_pb2.CordonReplicaResponse:
+        self._order("cordon", request.worker_id)
+        return admin_pb2.CordonReplicaResponse()
+
+    @status.translated
+    async def UncordonReplica(
+        self, request: admin_pb2.UncordonReplicaRequest, context: Context
+    ) -> admin_pb2.UncordonReplicaResponse:
+        self._order("uncordon", request.worker_id)
+        return admin_pb2.UncordonReplicaResponse()
+
+    @status.translated
+    async def DrainReplica(
+        self, request: admin_pb2.DrainReplicaRequest, context: Context
+    ) -> admin_pb2.DrainReplicaResponse:
+        self._order("drain", request.worker_id, request.timeout_s if request.HasField("timeout_s") else None)
+        return admin_pb2.DrainReplicaResponse(num_cancelled=self.num_cancelled)
+
+    @status.translated
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Context) -> admin_pb2.GetStatusResponse:
+        return admin_pb2.GetStatusResponse(
+            version="1.2.3",
+            pool="default",
+            model="tiny",
+            discovery="registry",
+            state_schema=1,
+            redis_connected=True,
+            level=admin_pb2.KNOWLEDGE_LEVEL_FRESH,
+            num_in_flight=3,
+            num_waiting=2,
+        )
+
+    def _order(self, what: str, worker_id: str, timeout_s: float | None = None) -> None:
+        self._fail_if_told()
+        if worker_id != "worker-0":
+            raise NotFound(f"replica {worker_id!r} is not known here; replicas: worker-0")
+        self.orders.append((what, worker_id, timeout_s))
 
     def _fail_if_told(self) -> None:
         if self.failures:

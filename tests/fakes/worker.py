@@ -6,6 +6,7 @@ real workers. Delays are gates that a test opens, never sleeps. `behaviour` may 
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -60,6 +61,8 @@ class Refusal(StrEnum):
     UNAVAILABLE = "unavailable"
     QUEUE_FULL = "queue_full"
     """RESOURCE_EXHAUSTED with RetryInfo, as a worker whose queue is full answers."""
+    DRAINING = "draining"
+    """UNAVAILABLE with RetryInfo, as a worker that drains answers; its health may be a moment behind."""
 
 
 @dataclass(slots=True)
@@ -75,6 +78,8 @@ class Behaviour:
     refusal: Refusal = Refusal.NONE
     refusals_left: int | None = None
     """How many requests are refused; None = all."""
+    max_open: int | None = None
+    """One more request meets a full queue; None = any number is taken."""
     breaks_after_tokens: int | None = None
     """The stream ends with UNAVAILABLE after that many tokens."""
     dies_after_tokens: int | None = None
@@ -108,6 +113,7 @@ class Record:
     finished: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    most_active: int = 0
     drains: int = 0
 
 
@@ -125,6 +131,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         """Passed before each later message."""
         self.address = ""
         self.active = 0
+        self.is_cordoned = False
+        self._cut = asyncio.Event()
+        """A drain's time is up."""
         self._port = port
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -146,6 +155,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
         self.address = f"127.0.0.1:{self._port}"
+        self.is_cordoned = False
         await self.set_serving(True)
         await server.start()
         self._server = server
@@ -202,15 +212,42 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             load=self.load,
         )
 
+    async def Cordon(
+        self, request: worker_pb2.CordonRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> worker_pb2.CordonResponse:
+        self.is_cordoned = True
+        await self.set_serving(False)
+        return worker_pb2.CordonResponse()
+
+    async def Uncordon(
+        self, request: worker_pb2.UncordonRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> worker_pb2.UncordonResponse:
+        self.is_cordoned = False
+        await self.set_serving(True)
+        return worker_pb2.UncordonResponse()
+
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> worker_pb2.DrainResponse:
+        self.is_cordoned = True
         await self.set_serving(False)
         async with self._changed:
             self.record.drains += 1
             self._changed.notify_all()
-            await self._changed.wait_for(lambda: self.active == 0)
-        return worker_pb2.DrainResponse()
+        return worker_pb2.DrainResponse(
+            num_cancelled=await self.drain(request.timeout_s if request.HasField("timeout_s") else 30.0)
+        )
+
+    async def drain(self, timeout_s: float) -> int:
+        """Refuses new requests, whatever health says; cuts off what still runs at the timeout."""
+        self.is_cordoned = True
+        with suppress(TimeoutError):
+            await self.until(lambda one: one.active == 0, timeout_s=timeout_s)
+        num_left = self.active
+        self._cut.set()
+        await self.until(lambda one: one.active == 0)
+        self._cut.clear()
+        return num_left
 
     async def Generate(
         self,
@@ -223,6 +260,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         ended = self.record.cancelled
         try:
             await self._refuse(request, context)
+            self.record.most_active = max(self.record.most_active, self.active)
             async for message in self._messages(request, context):
                 yield message
             ended = self.record.finished
@@ -240,7 +278,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         tokens = self.tokens_of(request)
         size = self.behaviour.tokens_per_message
         for start in range(0, len(tokens), size):
-            await (self.first_token if start == 0 else self.next_token).passed()
+            if not await self._passed(self.first_token if start == 0 else self.next_token):
+                await _abort(context, Refusal.DRAINING)
             await self._break(start, context)
             last = start + size >= len(tokens)
             message = worker_pb2.WorkerServiceGenerateResponse(token_ids=tokens[start : start + size], load=self.load)
@@ -250,21 +289,30 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 message.finish_reason = self._finish_reason(request)
             yield message
 
+    async def _passed(self, gate: Gate) -> bool:
+        """True at the gate's word, False if a drain cuts the request off first."""
+        waits = [asyncio.create_task(gate.passed()), asyncio.create_task(self._cut.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return waits[0].done()
+        finally:
+            for one in waits:
+                one.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
     async def _refuse(
         self, request: worker_pb2.WorkerServiceGenerateRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> None:
         does = self.behaviour
+        if self.is_cordoned:
+            await _abort(context, Refusal.DRAINING)
+        if does.max_open is not None and self.active > does.max_open:
+            await _abort(context, Refusal.QUEUE_FULL)
         if does.refusal is Refusal.NONE or does.refusals_left == 0:
             return
         if does.refusals_left is not None:
             does.refusals_left -= 1
-        if does.refusal is Refusal.UNAVAILABLE:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the fake worker refuses")
-        await context.abort(
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "the fake worker's queue is full",
-            trailing_metadata=_retry_details("the fake worker's queue is full"),
-        )
+        await _abort(context, does.refusal)
 
     async def _break(self, sent: int, context: grpc.aio.ServicerContext[object, object]) -> None:
         does = self.behaviour
@@ -306,16 +354,29 @@ def fake_token(seed: int, position: int, *, vocab_size: int) -> int:
     return (seed * 2654435761 + position * 40503 + 7) % vocab_size
 
 
-def _retry_details(message: str, *, after_s: float = 0.05) -> tuple[tuple[str, bytes | str], ...]:
+async def _abort(context: grpc.aio.ServicerContext[object, object], refusal: Refusal) -> None:
+    """Ends the call as a worker would for that reason."""
+    if refusal is Refusal.UNAVAILABLE:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the fake worker refuses")
+    code, reason, text = {
+        Refusal.QUEUE_FULL: (grpc.StatusCode.RESOURCE_EXHAUSTED, "Overloaded", "the fake worker's queue is full"),
+        Refusal.DRAINING: (grpc.StatusCode.UNAVAILABLE, "Unavailable", "the fake worker is draining"),
+    }[refusal]
+    await context.abort(code, text, trailing_metadata=_retry_details(code, reason, text))
+
+
+def _retry_details(
+    code: grpc.StatusCode, reason: str, message: str, *, after_s: float = 0.05
+) -> tuple[tuple[str, bytes | str], ...]:
     details = []
     for detail in (
-        ErrorInfo(reason="Overloaded", domain="ostrya"),
+        ErrorInfo(reason=reason, domain="ostrya"),
         RetryInfo(retry_delay=Duration(nanos=int(after_s * 1e9))),
     ):
         packed = AnyMessage()
         packed.Pack(detail)
         details.append(packed)
-    status = Status(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], message=message, details=details)
+    status = Status(code=code.value[0], message=message, details=details)
     return (
         ("grpc-status-details-bin", status.SerializeToString()),
         ("grpc-retry-pushback-ms", str(int(after_s * 1000))),

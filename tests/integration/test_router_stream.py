@@ -2,104 +2,31 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import error_details_pb2
 
-from ostrya.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2, inference_pb2, inference_pb2_grpc
-from ostrya.router.app import Router
+from ostrya.api.v1 import admin_pb2, common_pb2, inference_pb2
 from ostrya.router.settings import RouterSettings
-from ostrya.router.types import ReplicaState
 from ostrya.service import status
-from ostrya.service.server import channel
-from tests.fakes.tokenizer import END, TURN, byte_tokenizer
+from tests.fakes.tokenizer import TURN
 from tests.fakes.waiting import until
-from tests.fakes.worker import Behaviour, FakeWorker, Identity, Refusal
-
-TOKENIZER = byte_tokenizer()
-Request = inference_pb2.GenerateRequest
-Response = inference_pb2.GenerateResponse
-Params = common_pb2.SamplingParams
-STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
-# Nobody listens there: these tests are about streams, and a router must serve without Redis.
-NO_REDIS = "redis://127.0.0.1:1/0"
-
-
-@dataclass(slots=True)
-class Bed:
-    """A router and its workers."""
-
-    router: Router
-    workers: list[FakeWorker]
-    inference: "inference_pb2_grpc.InferenceServiceAsyncStub"
-    admin: "admin_pb2_grpc.AdminServiceAsyncStub"
-
-    async def ask(self, request: Request, *, timeout_s: float = 10.0) -> list[Response]:
-        return [response async for response in self.inference.Generate(request, timeout=timeout_s)]
-
-    async def until(self, *, ready: int) -> None:
-        """Waits for that many routable replicas."""
-        async with asyncio.timeout(10):
-            while sum(row.state is ReplicaState.READY for row in self.router.fleet.replicas()) != ready:
-                await self.router.fleet.wait_changed()
-
-    async def idle(self) -> None:
-        """Waits until nothing is counted anywhere; the timeout says that something leaks."""
-        await until(lambda: not self.router.admission.in_flight)
-        await until(lambda: not any(row.in_flight for row in self.router.fleet.replicas()))
-        for worker in self.workers:
-            await worker.until(lambda one: one.active == 0)
-
-
-@asynccontextmanager
-async def bed(*behaviours: Behaviour, settings: RouterSettings | None = None) -> AsyncIterator[Bed]:
-    async with AsyncExitStack() as stack:
-        workers = [
-            await stack.enter_async_context(
-                FakeWorker(
-                    Identity(worker_id=f"w{n}", tokenizer_fingerprint=TOKENIZER.fingerprint), behaviour=behaviour
-                )
-            )
-            for n, behaviour in enumerate(behaviours)
-        ]
-        changes = settings or RouterSettings(no_replica_wait_s=0.2)
-        addresses = tuple(worker.address for worker in workers)
-        router = Router(
-            replace(changes, port=0, redis_url=NO_REDIS, static_workers=addresses, drain_timeout_s=1.0),
-            name="tiny",
-            tokenizer=TOKENIZER,
-        )
-        await stack.enter_async_context(router.serving())
-        open_channel = await stack.enter_async_context(channel(f"127.0.0.1:{router.port}", max_message_bytes=16 << 20))
-        inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(open_channel)
-        admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(open_channel)
-        made = Bed(router, workers, inference, admin)
-        await made.until(ready=len(workers))
-        yield made
-
-
-def text_of(responses: list[Response]) -> str:
-    return "".join(response.text for response in responses)
-
-
-def tokens_of(responses: list[Response]) -> list[int]:
-    return [token_id for response in responses for token_id in response.token_ids]
-
-
-def details_of(error: grpc.aio.AioRpcError, kind: type[error_details_pb2.RetryInfo]) -> error_details_pb2.RetryInfo:
-    raw = dict(error.trailing_metadata())[status.DETAILS]
-    assert isinstance(raw, bytes)
-    found = kind()
-    assert any(packed.Unpack(found) for packed in status_pb2.Status.FromString(raw).details)
-    return found
-
-
-def saying(text: str) -> Behaviour:
-    return Behaviour(script=[*text.encode(), END])
+from tests.fakes.worker import Behaviour, Refusal
+from tests.integration.bed import (
+    LENGTH,
+    STOP,
+    Params,
+    Request,
+    Response,
+    bed,
+    details_of,
+    saying,
+    text_of,
+    tokens_of,
+)
 
 
 async def test_a_text_is_answered_with_usage_replica_and_ids() -> None:
@@ -150,7 +77,7 @@ async def test_before_the_first_token_another_replica_is_tried(refusal: Refusal)
     async with bed(Behaviour(refusal=refusal), Behaviour(refusal=refusal)) as stand:
         stand.workers[1].behaviour = saying("from one")
         for number in range(6):
-            responses = await stand.ask(Request(text=f"prompt {number}"))
+            responses = await stand.ask(Request(text=f"prompt {number}", sampling=Params(seed=number)))
             assert (text_of(responses), responses[-1].replica) == ("from one", "w1")
             await stand.until(ready=2)
         assert stand.workers[0].record.refused, "six prompts do not all fall on the second of two"

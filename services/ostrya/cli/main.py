@@ -2,7 +2,7 @@
 
 import typer
 
-from ostrya.cli import bench, chat, explain, generate, router, up, worker, workers
+from ostrya.cli import bench, chat, doctor, explain, fetch, generate, router, up, worker, workers
 
 app = typer.Typer(
     name="ostrya",
@@ -17,9 +17,11 @@ app.command("router")(router.router)
 app.command("worker")(worker.worker)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
-app.command("workers")(workers.workers)
+app.add_typer(workers.app, name="workers")
 app.command("explain")(explain.explain)
 app.command("bench")(bench.bench)
+app.command("doctor")(doctor.doctor)
+app.command("fetch")(fetch.fetch)
 
 
 def main() -> None:

@@ -28,11 +28,15 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
     raise typer.Exit(code)
 
 
+def is_address(text: str) -> bool:
+    """host:port; gRPC itself would take anything, and complain in its own log."""
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and 0 < int(match[1]) < 65536
+
+
 def address(target: str) -> str:
     """`target` if it is host:port; ends the command otherwise."""
-    # gRPC itself would take anything, and complain in its own log.
-    match = _ADDRESS.fullmatch(target)
-    if match is None or not 0 < int(match[1]) < 65536:
+    if not is_address(target):
         fail(f"--target is {target!r}; it must be host:port, like {DEFAULT_TARGET}", USAGE)
     return target
 

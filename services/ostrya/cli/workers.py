@@ -1,20 +1,84 @@
-"""`ostrya workers`: every replica the router knows."""
+"""`ostrya workers`: every replica the router knows; `cordon`, `uncordon` and `drain` one of them."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
 
 from ostrya.cli.report import DEFAULT_TARGET, AsJson, Target, print_json, reported
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ostrya.api.v1.admin_pb2 import ListReplicasResponse
+    from ostrya.api.v1.admin_pb2 import ListReplicasResponse, Replica
 
 WIDE = 110
 """Terminal columns from which addresses are shown too."""
 
+ANSWER_S = 15.0
+"""On top of a drain's own time: for the router, and for the worker behind it."""
 
-def workers(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """Show replicas: state, load, cached blocks, hit ratio."""
+WorkerName: TypeAlias = Annotated[str, typer.Argument(metavar="WORKER_ID", help="As the list shows it.")]
+
+app = typer.Typer(invoke_without_command=True)
+
+
+@app.callback()
+def workers(context: typer.Context, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
+    """Show replicas: state, load, cached blocks, hit ratio. Or keep one from new work."""
+    context.obj = target
+    if context.invoked_subcommand is None:
+        show(target, as_json)
+
+
+@app.command("cordon")
+def cordon(context: typer.Context, worker_id: WorkerName, target: Target = DEFAULT_TARGET) -> None:
+    """Keep new work away from a replica; what it has goes on. Its process stays, and forgets this when it restarts."""
+    from ostrya.client import Client
+
+    with reported(), Client(_target(context, target)) as client:
+        client.cordon(worker_id)
+    print(f"{worker_id} is cordoned: it takes no new work")
+
+
+@app.command("uncordon")
+def uncordon(context: typer.Context, worker_id: WorkerName, target: Target = DEFAULT_TARGET) -> None:
+    """Let a replica take new work again, also after a drain."""
+    from ostrya.client import Client
+
+    with reported(), Client(_target(context, target)) as client:
+        client.uncordon(worker_id)
+    print(f"{worker_id} is uncordoned: it takes new work")
+
+
+@app.command("drain")
+def drain(
+    context: typer.Context,
+    worker_id: WorkerName,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option("--timeout-s", min=0, help="What still runs then goes on elsewhere. Default: the worker's own."),
+    ] = None,
+    target: Target = DEFAULT_TARGET,
+) -> None:
+    """Cordon a replica and wait until it is empty."""
+    from ostrya.client import Client
+
+    call_s = None if timeout_s is None else timeout_s + ANSWER_S
+    with reported(), Client(_target(context, target)) as client:
+        num_cancelled = client.drain(worker_id, drain_timeout_s=timeout_s, timeout_s=call_s)
+    rest = f"; {num_cancelled} requests were still running and go on elsewhere" if num_cancelled else ""
+    print(f"{worker_id} is drained: it takes no new work and has none{rest}")
+
+
+def _target(context: typer.Context, target: str) -> str:
+    """Given before or after the subcommand."""
+    source = context.get_parameter_source("target")
+    is_given = source is not None and source.name == "COMMANDLINE"
+    return target if is_given or context.obj is None else str(context.obj)
+
+
+def show(target: str, as_json: bool) -> None:
+    """The list."""
     from rich.console import Console
 
     from ostrya.client import Client
@@ -50,11 +114,10 @@ def table(response: "ListReplicasResponse", *, with_address: bool) -> "Table":
         rows.add_column(heading, justify="right", no_wrap=True)
     for one in response.replicas:
         load = one.load
-        state = admin_pb2.ReplicaState.Name(one.state).removeprefix("REPLICA_STATE_").lower()
         used = load.total_pages - load.free_pages - load.reusable_pages
         rows.add_row(
             *((one.worker_id, one.address) if with_address else (one.worker_id,)),
-            state if one.prefix_credit else f"{state}, no prefix credit",
+            ", ".join(states(one)),
             str(one.in_flight),
             str(load.num_running),
             str(load.num_waiting),
@@ -64,6 +127,15 @@ def table(response: "ListReplicasResponse", *, with_address: bool) -> "Table":
             ratio(load.hit_tokens_total, load.queried_tokens_total),
         )
     return rows
+
+
+def states(replica: "Replica") -> list[str]:
+    """Where it is in its life, then whatever else keeps work or credit from it."""
+    from ostrya.api.v1 import admin_pb2
+
+    state = admin_pb2.ReplicaState.Name(replica.state).removeprefix("REPLICA_STATE_").lower()
+    holds = [hold.replace("_", " ") for hold in replica.holds]
+    return [state, *holds, *([] if replica.prefix_credit else ["no prefix credit"])]
 
 
 def ratio(part: int, whole: int) -> str:

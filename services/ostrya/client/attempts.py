@@ -1,8 +1,10 @@
-"""When a failed call may be tried again: only where the server invited it, and only within the caller's time."""
+"""When a failed call may be tried again: where the server invited it, or where no server had it, within the caller's
+time. A router that ends or starts again is met that way; nothing is tried again after the first message."""
 
+import json
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import grpc
 
@@ -11,6 +13,16 @@ from ostrya.service import status
 
 MAX_TRIES = 3
 
+MIN_RECONNECT_S, MAX_RECONNECT_S = 0.1, 1.0
+"""Between tries to reach a router, each twice as long as the one before."""
+
+PATIENCE_S = 15.0
+"""For a router that has answered this client before: one that is started again is back within seconds."""
+
+# Requests go round all routers of a target that has several (DNS, or `ipv4:host:port,host:port`). Health makes a router
+# that is about to end leave the round before it refuses calls.
+_SERVICE_CONFIG = {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
+
 OnRetry: TypeAlias = Callable[[OstryaError, float], None]
 """Is told why a try failed and how many seconds pass before the next."""
 
@@ -18,7 +30,8 @@ CHANNEL_OPTIONS = (
     # Above any router's limit, so that the server's own clear refusal is what a caller sees.
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
-    # Notices a silent server within 15 s; only while a call runs, an idle client costs nothing.
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+    # Notices a silent server within 15 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -27,13 +40,40 @@ CHANNEL_OPTIONS = (
 )
 
 
+class Unreached(Unavailable):
+    """No router had the request: nobody listens, or whoever did is ending."""
+
+
 def failure(rpc: grpc.RpcError, target: str) -> OstryaError:
     """The exception a failed call stands for; a transport's failure names the target."""
+    code = cast("grpc.Call", rpc).code()
+    if code is grpc.StatusCode.CANCELLED:
+        # Not by us: so gRPC ends the calls that meet a server in the moment it stops, and those its drain cuts off.
+        return Unreached(f"{target} ended the call; it is shutting down")
     error = status.error_of(rpc)
     if isinstance(error, Unavailable) and status.retry_after_s(error) is None:
         # gRPC nests the cause behind its own layers: "failed to connect ...; last error: ...: Connection refused".
-        error.args = (f"{target} cannot be reached: {str(error).rpartition(': ')[2].rstrip(')')}",)
+        return Unreached(f"{target} cannot be reached: {str(error).rpartition(': ')[2].rstrip(')')}")
     return error
+
+
+class Peer:
+    """The router as one client has met it."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.has_answered = False
+        """Then it is worth waiting for; a target that never did is more likely a wrong one."""
+        self.is_closed = False
+        """By the client, whose calls have all been cancelled."""
+
+    def failure(self, rpc: grpc.RpcError) -> OstryaError:
+        """The exception a failed call stands for."""
+        if self.is_closed:
+            return status.error_of(rpc)
+        error = failure(rpc, self.target)
+        self.has_answered = self.has_answered or not isinstance(error, Unreached)
+        return error
 
 
 class Attempts:
@@ -43,12 +83,15 @@ class Attempts:
         self,
         timeout_s: float | None,
         *,
+        peer: Peer,
         clock: Callable[[], float] = time.monotonic,
         on_retry: OnRetry | None = None,
     ) -> None:
-        self._clock, self._on_retry = clock, on_retry
+        self._peer, self._clock, self._on_retry = peer, clock, on_retry
         self._deadline = None if timeout_s is None else clock() + timeout_s
         self._tries = 1
+        self._unreached = 0
+        self._unreached_since = 0.0
 
     def remaining_s(self) -> float | None:
         """What is left of the timeout; None without one."""
@@ -56,11 +99,24 @@ class Attempts:
 
     def delay_after(self, error: OstryaError) -> float:
         """Seconds to wait before the next try; raises `error` when there must be none."""
-        delay = status.retry_after_s(error)
+        delay = self._reconnect_after() if isinstance(error, Unreached) else self._invited_after(error)
         remaining = self.remaining_s()
-        if delay is None or self._tries >= MAX_TRIES or (remaining is not None and delay >= remaining):
+        if delay is None or (remaining is not None and delay >= remaining):
             raise error
-        self._tries += 1
         if self._on_retry is not None:
             self._on_retry(error, delay)
         return delay
+
+    def _invited_after(self, error: OstryaError) -> float | None:
+        self._unreached = 0
+        self._tries += 1
+        return status.retry_after_s(error) if self._tries <= MAX_TRIES else None
+
+    def _reconnect_after(self) -> float | None:
+        if not self._unreached:
+            self._unreached_since = self._clock()
+        self._unreached += 1
+        delay = min(MIN_RECONNECT_S * 2 ** (self._unreached - 1), MAX_RECONNECT_S)
+        if self._peer.has_answered:
+            return delay if self._clock() - self._unreached_since + delay <= PATIENCE_S else None
+        return delay if self._unreached < MAX_TRIES else None

@@ -10,7 +10,7 @@ import grpc
 
 from ostrya.api.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from ostrya.client.answer import Answer, Chunk
-from ostrya.client.attempts import CHANNEL_OPTIONS, Attempts, OnRetry, failure
+from ostrya.client.attempts import CHANNEL_OPTIONS, Attempts, OnRetry, Peer
 from ostrya.client.request import GenerateOptions, Message, chat_messages, generate_request, made
 
 Request = TypeVar("Request", contravariant=True)
@@ -34,6 +34,7 @@ class Client:
 
     def __init__(self, target: str = "127.0.0.1:50051", *, on_retry: OnRetry | None = None) -> None:
         self.target, self._on_retry = target, on_retry
+        self._peer = Peer(target)
         self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
@@ -45,19 +46,21 @@ class Client:
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
         **options: Unpack[GenerateOptions],
     ) -> "Stream":
         """Starts one answer from exactly one kind of prompt. Iterate the stream for it; errors come from there.
 
+        `metadata` goes along with the call: W3C `traceparent` and `tracestate` make the answer a part of your trace.
         InvalidRequest comes at once where a value cannot even be sent.
         """
         request = generate_request(text, messages, token_ids, options)
         method = self._inference.Generate
 
         def open_call(remaining_s: float | None) -> _Call:
-            return method(request, timeout=remaining_s)
+            return method(request, timeout=remaining_s, metadata=tuple(metadata))
 
-        return Stream(open_call, Attempts(timeout_s, on_retry=self._on_retry), self.target)
+        return Stream(open_call, Attempts(timeout_s, peer=self._peer, on_retry=self._on_retry), self._peer)
 
     def tokenize(
         self,
@@ -84,8 +87,29 @@ class Client:
         request = made(admin_pb2.ExplainRouteRequest, decision_id=decision_id)
         return self._unary(self._admin.ExplainRoute, request, timeout_s)
 
+    def status(self, *, timeout_s: float = 10.0) -> admin_pb2.GetStatusResponse:
+        """What the router is, sees and is busy with."""
+        return self._unary(self._admin.GetStatus, admin_pb2.GetStatusRequest(), timeout_s)
+
+    def cordon(self, worker_id: str, *, timeout_s: float = 10.0) -> None:
+        """The replica takes no new work, from any router, and keeps what it has; NotFound if it is not known."""
+        request = made(admin_pb2.CordonReplicaRequest, worker_id=worker_id)
+        self._unary(self._admin.CordonReplica, request, timeout_s)
+
+    def uncordon(self, worker_id: str, *, timeout_s: float = 10.0) -> None:
+        """The replica takes new work again, also after a drain."""
+        request = made(admin_pb2.UncordonReplicaRequest, worker_id=worker_id)
+        self._unary(self._admin.UncordonReplica, request, timeout_s)
+
+    def drain(self, worker_id: str, *, drain_timeout_s: float | None = None, timeout_s: float | None = None) -> int:
+        """Cordons the replica and waits until it is empty; after `drain_timeout_s` (None: its own) the rest must go on
+        elsewhere. Returns how many requests that were."""
+        request = made(admin_pb2.DrainReplicaRequest, worker_id=worker_id, timeout_s=drain_timeout_s)
+        return self._unary(self._admin.DrainReplica, request, timeout_s).num_cancelled
+
     def close(self) -> None:
         """Cancels what runs and disconnects."""
+        self._peer.is_closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -96,29 +120,33 @@ class Client:
     ) -> None:
         self.close()
 
-    def _unary(self, method: _Unary[Request, Response], request: Request, timeout_s: float) -> Response:
-        attempts = Attempts(timeout_s, on_retry=self._on_retry)
+    def _unary(self, method: _Unary[Request, Response], request: Request, timeout_s: float | None) -> Response:
+        attempts = Attempts(timeout_s, peer=self._peer, on_retry=self._on_retry)
         while True:
             try:
-                return method(request, timeout=attempts.remaining_s())
+                response = method(request, timeout=attempts.remaining_s())
+                self._peer.has_answered = True
+                return response
             except grpc.RpcError as rpc:
-                delay_s = attempts.delay_after(failure(rpc, self.target))
+                delay_s = attempts.delay_after(self._peer.failure(rpc))
             time.sleep(delay_s)
 
 
 class Stream(Answer, Iterator[Chunk]):
     """One answer, chunk by chunk. Closing it before its end cancels the request."""
 
-    def __init__(self, open_call: Callable[[float | None], _Call], attempts: Attempts, target: str) -> None:
+    def __init__(self, open_call: Callable[[float | None], _Call], attempts: Attempts, peer: Peer) -> None:
         super().__init__()
-        self._open_call, self._attempts, self._target = open_call, attempts, target
+        self._open_call, self._attempts, self._peer = open_call, attempts, peer
         self._closed = threading.Event()
         self._call = open_call(attempts.remaining_s())
 
     def __next__(self) -> Chunk:
         while not self._closed.is_set():
             try:
-                return self.absorb(next(self._call))
+                response = next(self._call)
+                self._peer.has_answered = True
+                return self.absorb(response)
             except grpc.RpcError as rpc:
                 if self._closed.is_set():
                     break
@@ -144,7 +172,7 @@ class Stream(Answer, Iterator[Chunk]):
         self.close()
 
     def _wait_for_next_try(self, rpc: grpc.RpcError) -> None:
-        error = failure(rpc, self._target)
+        error = self._peer.failure(rpc)
         if self.started:
             raise error from rpc
         time.sleep(self._attempts.delay_after(error))

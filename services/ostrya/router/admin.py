@@ -1,10 +1,30 @@
-"""AdminService: what operators and tools ask of a router."""
+"""AdminService: what operators and tools ask of a router.
 
-from ostrya.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2
+Cordons and drains are the worker's own: the router passes them on and learns by the worker's health, as every router
+of the pool does.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import grpc
+
+from ostrya.api.v1 import admin_pb2, admin_pb2_grpc, common_pb2, worker_pb2
+from ostrya.api.v1.worker_pb2_grpc import WorkerServiceStub
+from ostrya.errors import InvalidRequest, NotFound, OstryaError, Unavailable
 from ostrya.router.explain import DecisionLog, candidates
 from ostrya.router.fleet import Fleet, ReplicaRow
-from ostrya.router.types import Candidate, KnowledgeLevel, Load, ReplicaState
-from ostrya.service.status import Context, translated
+from ostrya.router.types import Candidate, KnowledgeLevel, Load, ReplicaState, WorkerId
+from ostrya.service.server import channel
+from ostrya.service.status import Context, error_of, translated
+from ostrya.state.keys import SCHEMA
+
+if TYPE_CHECKING:
+    from ostrya.api.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
 
 _STATES = {
     ReplicaState.STARTING: admin_pb2.REPLICA_STATE_STARTING,
@@ -20,12 +40,36 @@ _LEVELS = {
 }
 
 
-class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Shows the fleet and the decisions; changes nothing."""
+_ANSWER_S = 5.0
+"""For what a worker does at once, and on top of the time it may take to drain."""
 
-    def __init__(self, *, fleet: Fleet, decisions: DecisionLog) -> None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What a router knows of itself."""
+
+    pool: str
+    model: str
+    discovery: str
+    redis_up: bool
+    kubernetes_up: bool | None
+    """None = not in mode kubernetes."""
+    level: KnowledgeLevel
+    num_in_flight: int
+    num_waiting: int
+    is_draining: bool
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """Shows the router, the fleet and the decisions; passes on what is for a worker."""
+
+    def __init__(
+        self, *, fleet: Fleet, decisions: DecisionLog, max_message_bytes: int, status: Callable[[], Status]
+    ) -> None:
         self._fleet = fleet
         self._decisions = decisions
+        self._max_message_bytes = max_message_bytes
+        self._status = status
 
     @translated
     async def ListReplicas(
@@ -58,6 +102,77 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             attempt=decision.attempt,
         )
 
+    @translated
+    async def CordonReplica(
+        self, request: admin_pb2.CordonReplicaRequest, context: Context
+    ) -> admin_pb2.CordonReplicaResponse:
+        """NOT_FOUND for an id this router does not know, UNAVAILABLE if the worker does not answer; so the next two."""
+        async with self._worker(request.worker_id) as worker:
+            await worker.Cordon(worker_pb2.CordonRequest(), timeout=_ANSWER_S)
+        return admin_pb2.CordonReplicaResponse()
+
+    @translated
+    async def UncordonReplica(
+        self, request: admin_pb2.UncordonReplicaRequest, context: Context
+    ) -> admin_pb2.UncordonReplicaResponse:
+        """Also after a drain."""
+        async with self._worker(request.worker_id) as worker:
+            await worker.Uncordon(worker_pb2.UncordonRequest(), timeout=_ANSWER_S)
+        return admin_pb2.UncordonReplicaResponse()
+
+    @translated
+    async def DrainReplica(
+        self, request: admin_pb2.DrainReplicaRequest, context: Context
+    ) -> admin_pb2.DrainReplicaResponse:
+        """Answers when the worker is empty. If this call ends earlier, the worker stays cordoned."""
+        timeout_s = request.timeout_s if request.HasField("timeout_s") else None
+        asked = worker_pb2.DrainRequest(timeout_s=timeout_s)
+        async with self._worker(request.worker_id) as worker:
+            answer = await worker.Drain(asked, timeout=None if timeout_s is None else timeout_s + _ANSWER_S)
+        return admin_pb2.DrainReplicaResponse(num_cancelled=answer.num_cancelled)
+
+    @translated
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Context) -> admin_pb2.GetStatusResponse:
+        """What this router is, sees and is busy with."""
+        status = self._status()
+        return admin_pb2.GetStatusResponse(
+            version=version("ostrya"),
+            pool=status.pool,
+            model=status.model,
+            discovery=status.discovery,
+            state_schema=SCHEMA,
+            time_s=time.time(),
+            redis_connected=status.redis_up,
+            kubernetes_connected=status.kubernetes_up,
+            level=_LEVELS[status.level],
+            num_in_flight=status.num_in_flight,
+            num_waiting=status.num_waiting,
+            is_draining=status.is_draining,
+        )
+
+    @asynccontextmanager
+    async def _worker(self, worker_id: str) -> AsyncIterator["WorkerServiceAsyncStub"]:
+        """A way to the worker of its own: the fleet's channel may be replaced, and closed, during a long drain."""
+        info = self._fleet.info(WorkerId(worker_id))
+        if info is None:
+            known = ", ".join(row.info.worker_id for row in self._fleet.replicas())
+            raise NotFound(f"replica {worker_id[:64]!r} is not known here; replicas: {known or 'none'}")
+        async with channel(info.address, max_message_bytes=self._max_message_bytes) as way:
+            stub: WorkerServiceAsyncStub = WorkerServiceStub(way)
+            try:
+                yield stub
+            except grpc.aio.AioRpcError as error:
+                raise _refusal(worker_id, error) from error
+
+
+def _refusal(worker_id: str, error: grpc.aio.AioRpcError) -> OstryaError:
+    """The worker's own words about the request; for the rest it is enough to know that it did not do it."""
+    failure = error_of(error)
+    if isinstance(failure, InvalidRequest | Unavailable):
+        failure.args = (f"replica {worker_id}: {failure}",)
+        return failure
+    return Unavailable(f"replica {worker_id} did not answer: {failure}")
+
 
 def _replica(row: ReplicaRow) -> admin_pb2.Replica:
     return admin_pb2.Replica(
@@ -70,6 +185,10 @@ def _replica(row: ReplicaRow) -> admin_pb2.Replica:
         in_flight=row.in_flight,
         indexed_blocks=row.indexed_blocks,
         prefix_credit=row.info.prefix_credit,
+        holds=row.holds,
+        clock_offset_s=row.info.clock_offset_s,
+        state_schema=row.info.state_schema,
+        version=row.info.version,
     )
 
 

@@ -7,28 +7,30 @@ one, and NOT_SERVING routers would only hide from clients what NO_REPLICA with R
 import asyncio
 import logging
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from prometheus_client import CollectorRegistry
 
 from ostrya.api.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from ostrya.prefix.chain import ChainKey
 from ostrya.prefix.index import PrefixIndex
-from ostrya.router.admin import AdminServicer
+from ostrya.router.admin import AdminServicer, Status
 from ostrya.router.admission import Admission
 from ostrya.router.decide import Decider
 from ostrya.router.discovery import Discovery
 from ostrya.router.explain import DecisionLog
 from ostrya.router.fleet import Fleet
-from ostrya.router.metrics import RouterMetrics
+from ostrya.router.metrics import KubernetesMetrics, RouterMetrics
 from ostrya.router.proxy import Proxy
 from ostrya.router.served import ServedModel
 from ostrya.router.servicer import InferenceServicer
 from ostrya.router.settings import RouterSettings
 from ostrya.router.tracker import Tracker
-from ostrya.service import logs
+from ostrya.router.waiting import WaitingRoom, num_free
+from ostrya.service import logs, tracing
 from ostrya.service.metrics import MetricsEndpoint
 from ostrya.service.server import GrpcServer, stop_signal
 from ostrya.text.source import resolve_model
@@ -44,9 +46,6 @@ _SERVICES = (
 _GAUGES_EVERY_S = 0.5
 """Below any scrape interval."""
 
-_FAREWELL_S = 0.3
-"""NOT_SERVING and still accepting, so that who balances by health looks away before calls are refused."""
-
 
 class Router:
     """Every part of one router, wired."""
@@ -56,56 +55,118 @@ class Router:
         registry = CollectorRegistry()
         chain = ChainKey(model=name, tokenizer_fingerprint=tokenizer.fingerprint)
         decisions = DecisionLog(clock=clock)
-        self._settings = settings
+        self._settings, self._name = settings, name
         self._metrics = metrics = RouterMetrics(registry, model=name, pool=settings.pool)
         self._index = index = PrefixIndex()
         self.fleet = fleet = Fleet(index=index, clock=clock)
         self.admission = admission = Admission(max_in_flight=settings.max_in_flight, clock=clock)
         metrics.in_flight.set_function(lambda: admission.in_flight)
+        self._room = room = WaitingRoom(
+            max_waiting=settings.max_waiting,
+            num_free=lambda: num_free(fleet.snapshot()),
+            clock=clock,
+            waited=metrics.queue_wait_s.observe,
+        )
+        metrics.queue_depth.set_function(lambda: room.num_waiting)
+        self._kubernetes = KubernetesMetrics(registry) if settings.discovery == "kubernetes" else None
         self._discovery = Discovery(settings, fleet=fleet, chain=chain, clock=clock)
         self._tracker = Tracker(settings, fleet=fleet, index=index, clock=clock)
         self._server = GrpcServer(
-            settings.host, settings.port, max_message_bytes=settings.max_message_bytes, services=_SERVICES
+            settings.host,
+            settings.port,
+            max_message_bytes=settings.max_message_bytes,
+            services=_SERVICES,
+            max_connection_age_s=settings.max_connection_age_s,
         )
         self._endpoint = MetricsEndpoint(registry, settings.host, settings.metrics_port)
+        instance = f"{socket.gethostname()}:{settings.port}"
+        self._tracer = tracing.start(
+            settings.otlp_endpoint, service="ostrya-router", instance=instance, pool=settings.pool
+        )
         inference = InferenceServicer(
             served=ServedModel(name=name, tokenizer=tokenizer, fleet=fleet, clock=clock),
             admission=admission,
-            decider=Decider(fleet=fleet, index=index, chain=chain, decisions=decisions, metrics=metrics, clock=clock),
-            proxy=Proxy(fleet=fleet, metrics=metrics, model=name, settings=settings, clock=clock),
+            decider=Decider(
+                fleet=fleet,
+                index=index,
+                chain=chain,
+                decisions=decisions,
+                metrics=metrics,
+                long_request_tokens=settings.long_request_tokens,
+                clock=clock,
+            ),
+            proxy=Proxy(fleet=fleet, room=room, metrics=metrics, model=name, settings=settings, clock=clock),
             metrics=metrics,
             draw_seed=lambda: secrets.randbits(64),
             clock=clock,
+            tracer=self._tracer,
         )
-        admin = AdminServicer(fleet=fleet, decisions=decisions)
+        admin = AdminServicer(
+            fleet=fleet, decisions=decisions, max_message_bytes=settings.max_message_bytes, status=self.status
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, self._server.server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server.server)
         self.port = 0
         self.metrics_port = 0
+        self.hurry = asyncio.Event()
+        """Set: a drain waits no longer."""
+        self._is_draining = False
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[set[asyncio.Task[None]]]:
         """Serves while the block runs; the tasks given to it should run for ever.
 
-        Leaving drains: NOT_SERVING, a moment later no new calls, running streams end or are cut off, all is closed.
+        Leaving drains: NOT_SERVING, a moment later no new calls, running streams end (also those that still wait for a
+        replica) or are cut off, all is closed.
         """
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._tracer.close)
             stack.push_async_callback(self.fleet.close)
             stack.push_async_callback(self._discovery.close)
             stack.push_async_callback(self._tracker.close)
             self.metrics_port = self._endpoint.start()
             # Its thread looks for the end only now and then; streams must not wait for that.
             stack.push_async_callback(asyncio.to_thread, self._endpoint.close)
-            tasks = {asyncio.create_task(part) for part in (self._discovery.run(), self._tracker.run(), self._show())}
+            room = self._room.follow(self.fleet.wait_changed)
+            parts = (self._discovery.run(), self._tracker.run(), room, self._show())
+            tasks = {asyncio.create_task(part) for part in parts}
             stack.push_async_callback(_end, tasks)
             self.port = await self._server.start()
             stack.push_async_callback(self._drain)
+            await self._server.set_alive(True)
             await self._server.set_serving(True)
+            self._metrics.enter("serving")
             yield tasks
 
+    def status(self) -> Status:
+        """As GetStatus tells it."""
+        return Status(
+            pool=self._settings.pool,
+            model=self._name,
+            discovery=self._settings.discovery,
+            redis_up=self.fleet.redis_up,
+            kubernetes_up=self._discovery.kubernetes_up,
+            level=self.fleet.snapshot().level,
+            num_in_flight=self.admission.in_flight,
+            num_waiting=self._room.num_waiting,
+            is_draining=self._is_draining,
+        )
+
     async def _drain(self) -> None:
+        self._is_draining = True
+        self._metrics.enter("draining")
+        stopping = asyncio.create_task(self._stop())
+        hurried = asyncio.create_task(self.hurry.wait())
+        await asyncio.wait({stopping, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not stopping.done():
+            await self._server.stop(0)
+        await stopping
+
+    async def _stop(self) -> None:
         await self._server.set_serving(False)
-        await asyncio.sleep(_FAREWELL_S)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.hurry.wait(), self._settings.farewell_s)
         await self._server.stop(self._settings.drain_timeout_s)
 
     async def _show(self) -> None:
@@ -114,11 +175,13 @@ class Router:
             fleet, index = self.fleet, self._index
             self._metrics.show_fleet(fleet.replicas(), fleet.snapshot(), redis_up=fleet.redis_up)
             self._metrics.show_index(self._tracker, num_entries=index.num_entries, num_refused=index.num_refused)
+            if self._kubernetes is not None:
+                self._kubernetes.show(self._discovery)
             await asyncio.sleep(_GAUGES_EVERY_S)
 
 
 async def serve(settings: RouterSettings) -> int:
-    """Runs a router until SIGTERM or SIGINT, then drains it. The exit code: 1 if a part of it broke.
+    """Runs a router until SIGTERM or SIGINT, then drains it; a second signal ends the drain. Exit code 1: a part broke.
 
     ConfigError, ModelLoadError, or OSError for a port that is taken.
     """
@@ -134,6 +197,8 @@ async def serve(settings: RouterSettings) -> int:
         stopping = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait({stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        stop.clear()
+        router.hurry = stop
         log.info("router drains", extra={"fields": {"in_flight": router.admission.in_flight}})
         for broken in done - {stopping}:
             log.error("a part of the router broke", exc_info=broken.exception())

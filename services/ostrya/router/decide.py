@@ -30,6 +30,7 @@ class Decider:
         chain: ChainKey,
         decisions: DecisionLog,
         metrics: RouterMetrics,
+        long_request_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self.fleet = fleet
@@ -38,20 +39,25 @@ class Decider:
         self.metrics = metrics
         self.clock = clock
         self._chain = chain
+        self._long_request_tokens = long_request_tokens
 
-    def open(self, ticket: Ticket, token_ids: "array[int]", *, seed: int) -> "Routing":
-        """The routing of one request; `seed` breaks ties."""
+    def open(self, ticket: Ticket, token_ids: "array[int]", *, max_tokens: int | None, seed: int) -> "Routing":
+        """The routing of one request; `seed` breaks ties. No `max_tokens` is as long as the context allows."""
         key = replace(self._chain, namespace=ticket.namespace)
-        return Routing(self, ticket, token_ids, root=root(key), seed=seed)
+        is_long = max_tokens is None or max_tokens >= self._long_request_tokens
+        return Routing(self, ticket, token_ids, root=root(key), is_long=is_long, seed=seed)
 
 
 class Routing:
     """Where one request goes, try by try."""
 
-    def __init__(self, decider: Decider, ticket: Ticket, token_ids: "array[int]", *, root: Digest, seed: int) -> None:
+    def __init__(
+        self, decider: Decider, ticket: Ticket, token_ids: "array[int]", *, root: Digest, is_long: bool, seed: int
+    ) -> None:
         self._decider = decider
         self._request_id = ticket.request_id
         self._root = root
+        self._is_long = is_long
         self._seed = seed
         self._token_ids = token_ids
         self._chains: dict[tuple[int, int], list[RoutingDigest]] = {}
@@ -62,6 +68,7 @@ class Routing:
         decider, started = self._decider, time.perf_counter()
         snapshot = decider.fleet.snapshot()
         depths, first_digest = self._depths(snapshot)
+        avoided = decider.fleet.avoided(is_long=self._is_long)
         looked_up = time.perf_counter()
         choice = pick.choose(
             snapshot,
@@ -70,6 +77,7 @@ class Routing:
             first_digest=first_digest,
             seed=self._seed,
             excluded=excluded,
+            avoided=avoided,
         )
         if choice is None:
             return None
@@ -85,6 +93,7 @@ class Routing:
             first_digest=first_digest,
             seed=self._seed,
             excluded=frozenset(excluded),
+            avoided=avoided,
             choice=choice,
         )
         decider.decisions.add(decision)

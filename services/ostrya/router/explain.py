@@ -31,6 +31,7 @@ class Decision:
     first_digest: RoutingDigest | None
     seed: int
     excluded: frozenset[WorkerId]
+    avoided: pick.Avoided
     choice: Choice
 
 
@@ -43,13 +44,18 @@ def replay(decision: Decision) -> Choice | None:
         first_digest=decision.first_digest,
         seed=decision.seed,
         excluded=decision.excluded,
+        avoided=decision.avoided,
     )
 
 
 def candidates(decision: Decision) -> tuple[Candidate, ...]:
     """What every replica would have cost, cheapest first."""
     return pick.candidates(
-        decision.snapshot, decision.depths, num_tokens=decision.num_tokens, excluded=decision.excluded
+        decision.snapshot,
+        decision.depths,
+        num_tokens=decision.num_tokens,
+        excluded=decision.excluded,
+        avoided=decision.avoided,
     )
 
 

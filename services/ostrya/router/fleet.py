@@ -7,17 +7,18 @@ reports what rides on responses; a pick reads `snapshot()`. One event loop, no l
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import grpc
 
 from ostrya.api.v1.common_pb2 import LoadReport
-from ostrya.api.v1.worker_pb2_grpc import WorkerServiceStub
 from ostrya.errors import Unavailable
 from ostrya.prefix.index import PrefixIndex
-from ostrya.router.types import FleetSnapshot, KnowledgeLevel, Load, ReplicaState, ReplicaView, WorkerId
+from ostrya.router.pick import Avoided
+from ostrya.router.replica import Connection, InFlight, Replica, ReplicaInfo, is_routable
+from ostrya.router.types import FleetSnapshot, Hold, KnowledgeLevel, Load, ReplicaState, WorkerId
 
 if TYPE_CHECKING:
     from ostrya.api.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
@@ -26,24 +27,6 @@ if TYPE_CHECKING:
 _REFRESH_S = 0.1
 # A board row is up to a write and a poll old when it arrives; it must not replace what a response said since.
 _BOARD_LAG_S = 0.45
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaInfo:
-    """What a replica said about itself when it was dialled."""
-
-    worker_id: WorkerId
-    address: str
-    epoch: int
-    """0 = not registered in Redis (yet)."""
-    model: str
-    page_size: int
-    routing_stride: int
-    max_running: int
-    context_tokens: int
-    vocab_size: int
-    prefix_credit: bool
-    """Its digest chain is ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +39,13 @@ class ReplicaRow:
     load_age_s: float
     in_flight: int
     indexed_blocks: int
+    holds: tuple[Hold, ...]
+    """What keeps new work away from it; empty = nothing."""
+
+    @property
+    def is_routable(self) -> bool:
+        """Whether it is in snapshots."""
+        return is_routable(self.state, self.holds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,69 +57,17 @@ class Followed:
     """Older journals of this worker id belong to a process that is gone."""
 
 
-@dataclass(slots=True, eq=False)
-class _Connection:
-    """A channel that closes when it was replaced and its last request has ended."""
-
-    channel: grpc.aio.Channel
-    stub: "WorkerServiceAsyncStub"
-    num_users: int = 0
-    is_replaced: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Replica:
-    info: ReplicaInfo
-    connection: _Connection
-    slot: int
-    min_epoch: int
-    state: ReplicaState = ReplicaState.STARTING
-    load: Load = field(default_factory=Load)
-    load_at: float = -math.inf
-    board_stamp: int = 0
-    own_requests: int = 0
-    own_prefill_tokens: int = 0
-    view: ReplicaView | None = None
-
-
-class InFlight:
-    """One request of this router on a replica, counted until `end`."""
-
-    def __init__(self, fleet: "Fleet", replica: _Replica, prefill_tokens: int) -> None:
-        self._fleet, self._replica, self._connection = fleet, replica, replica.connection
-        self._prefill_tokens = prefill_tokens
-        self._is_running = True
-        self._connection.num_users += 1
-        self._count(requests=1, tokens=prefill_tokens)
-
-    def first_token(self) -> None:
-        """The prompt is computed. Again, or after `end`: nothing."""
-        tokens, self._prefill_tokens = self._prefill_tokens, 0
-        self._count(requests=0, tokens=-tokens)
-
-    def end(self) -> None:
-        """The request is over, however. Again: nothing."""
-        if self._is_running:
-            self._is_running = False
-            self.first_token()
-            self._count(requests=-1, tokens=0)
-            self._connection.num_users -= 1
-            self._fleet.close_if_unused(self._connection)
-
-    def _count(self, *, requests: int, tokens: int) -> None:
-        self._replica.own_requests += requests
-        self._replica.own_prefill_tokens += tokens
-        self._replica.view = None
-
-
 class Fleet:
     """All replicas of one pool that this router knows."""
 
     def __init__(self, *, index: PrefixIndex, clock: Callable[[], float] = time.monotonic) -> None:
         self._index = index
         self._clock = clock
-        self._replicas: dict[WorkerId, _Replica] = {}
-        self._ready: list[_Replica] = []
+        self._replicas: dict[WorkerId, Replica] = {}
+        self._ready: list[Replica] = []
+        self._holds: Mapping[str, tuple[Hold, ...]] = {}
+        self._avoided: dict[bool, Avoided] = {False: (), True: ()}
+        """What long (True) and other requests avoid."""
         self._refreshed_at = -math.inf
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
@@ -147,12 +85,16 @@ class Fleet:
             self._refreshed_at = now
             for replica in self._ready:
                 replica.view = None
-        views = tuple(replica.view or _see(replica, now) for replica in self._ready)
+        views = tuple(replica.view or replica.see(now) for replica in self._ready)
         return FleetSnapshot(replicas=views, level=self._level(), index_age_s=self._index_age_s(now))
+
+    def avoided(self, *, is_long: bool) -> Avoided:
+        """Which of the routable replicas a long, or any other, request should keep away from."""
+        return self._avoided[is_long]
 
     def begin(self, worker_id: WorkerId, *, prefill_tokens: int) -> InFlight:
         """Counts a request with that many uncached prompt tokens. Unavailable if the replica is gone."""
-        return InFlight(self, self._known(worker_id), prefill_tokens)
+        return InFlight(self._known(worker_id), prefill_tokens=prefill_tokens)
 
     def stub(self, worker_id: WorkerId) -> "WorkerServiceAsyncStub":
         """The way to the replica; good for a request begun before any await. Unavailable if it is gone."""
@@ -167,16 +109,6 @@ class Fleet:
     def failed(self, worker_id: WorkerId) -> None:
         """It could not be reached: unroutable until its health says SERVING again."""
         self.set_state(worker_id, ReplicaState.LOST)
-
-    async def wait_routable(self, *, timeout_s: float) -> bool:
-        """True as soon as some replica is routable, False after `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self._ready:
-                    await self.wait_changed()
-        except TimeoutError:
-            return False
-        return True
 
     def wait_changed(self) -> Awaitable[object]:
         """Done at the next change, after this call, of who is routable or followed. Callers bound the wait."""
@@ -195,6 +127,7 @@ class Fleet:
                 load_age_s=now - replica.load_at,
                 in_flight=replica.own_requests,
                 indexed_blocks=self._index.num_blocks(replica.slot),
+                holds=replica.holds,
             )
             for _, replica in sorted(self._replicas.items())
         ]
@@ -207,11 +140,12 @@ class Fleet:
         min_epoch = info.epoch or (max(old.min_epoch, old.info.epoch) + 1 if old else 0)
         if old is not None:
             self._let_go(old)
-        self._replicas[info.worker_id] = _Replica(
+        self._replicas[info.worker_id] = Replica(
             info=info,
-            connection=_Connection(channel, _async_stub(channel)),
+            connection=Connection(channel, when_unused=self._close),
             slot=self._index.add_slot() if info.prefix_credit else -1,
             min_epoch=min_epoch,
+            holds=self._holds.get(info.address, ()),
         )
         self._routable_changed()
 
@@ -230,11 +164,25 @@ class Fleet:
         replica = self._replicas.get(worker_id)
         return replica.state if replica is not None else None
 
+    def has_served(self, worker_id: WorkerId) -> bool:
+        """Whether this process was READY before."""
+        replica = self._replicas.get(worker_id)
+        return replica is not None and replica.has_served
+
     def set_state(self, worker_id: WorkerId, state: ReplicaState) -> None:
         """Unknown ids are ignored: a late word about a replica that was removed."""
         replica = self._replicas.get(worker_id)
         if replica is not None and replica.state is not state:
             replica.state = state
+            replica.has_served |= state is ReplicaState.READY
+            self._routable_changed()
+
+    def set_holds(self, holds: Mapping[str, tuple[Hold, ...]]) -> None:
+        """What keeps new work away, by address, also from replicas that come later. Who is not named is not held."""
+        if holds != self._holds:
+            self._holds = dict(holds)
+            for replica in self._replicas.values():
+                replica.holds = self._holds.get(replica.info.address, ())
             self._routable_changed()
 
     def registered(self, worker_id: WorkerId, epoch: int) -> None:
@@ -281,13 +229,6 @@ class Fleet:
             self._followed_at = self._clock()
         self._is_followed = following
 
-    def close_if_unused(self, connection: _Connection) -> None:
-        """For InFlight: a replaced channel goes with its last request."""
-        if connection.is_replaced and connection.num_users == 0:
-            task = asyncio.get_running_loop().create_task(connection.channel.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
     async def close(self) -> None:
         """Forgets all replicas and closes every channel; requests that still run are cancelled."""
         replicas, self._replicas = list(self._replicas.values()), {}
@@ -299,21 +240,33 @@ class Fleet:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _known(self, worker_id: WorkerId) -> _Replica:
+    def _known(self, worker_id: WorkerId) -> Replica:
         replica = self._replicas.get(worker_id)
         if replica is None:
             raise Unavailable(f"replica {worker_id} has left; choose another")
         return replica
 
-    def _let_go(self, replica: _Replica) -> None:
+    def _let_go(self, replica: Replica) -> None:
         self._index.retire(replica.slot)
-        replica.connection.is_replaced = True
-        self.close_if_unused(replica.connection)
+        replica.connection.replace()
+
+    def _close(self, channel: grpc.aio.Channel) -> None:
+        task = asyncio.get_running_loop().create_task(channel.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _routable_changed(self) -> None:
         ordered = sorted(self._replicas.items())
-        self._ready = [replica for _, replica in ordered if replica.state is ReplicaState.READY]
+        self._ready = [replica for _, replica in ordered if is_routable(replica.state, replica.holds)]
+        ending, soon = self._held(Hold.TERMINATION_IMPENDING), self._held(Hold.MAINTENANCE)
+        self._avoided = {
+            False: tuple(filter(None, (ending,))),
+            True: tuple(filter(None, (ending, soon))),
+        }
         self._notify()
+
+    def _held(self, hold: Hold) -> frozenset[WorkerId]:
+        return frozenset(replica.info.worker_id for replica in self._ready if hold in replica.holds)
 
     def _notify(self) -> None:
         self._changed.set()
@@ -322,7 +275,7 @@ class Fleet:
     def _level(self) -> KnowledgeLevel:
         if self._ready and all(replica.load_at == -math.inf for replica in self._ready):
             return KnowledgeLevel.NO_LOAD
-        if not any(replica.slot >= 0 for replica in self._ready):
+        if self._ready and not any(replica.slot >= 0 for replica in self._ready):
             return KnowledgeLevel.NO_INDEX
         if self._is_followed:
             return KnowledgeLevel.FRESH
@@ -345,22 +298,3 @@ def load_of(report: LoadReport) -> Load:
         queried_tokens=report.queried_tokens_total,
         hit_tokens=report.hit_tokens_total,
     )
-
-
-def _see(replica: _Replica, now: float) -> ReplicaView:
-    replica.view = ReplicaView(
-        worker_id=replica.info.worker_id,
-        slot=replica.slot,
-        max_running=replica.info.max_running,
-        page_size=replica.info.page_size,
-        routing_stride=replica.info.routing_stride,
-        load=replica.load,
-        load_age_s=now - replica.load_at,
-        own_requests=replica.own_requests,
-        own_prefill_tokens=replica.own_prefill_tokens,
-    )
-    return replica.view
-
-
-def _async_stub(channel: grpc.aio.Channel) -> "WorkerServiceAsyncStub":
-    return WorkerServiceStub(channel)

@@ -6,6 +6,8 @@ very connection that requests take. A broken stream makes the replica unroutable
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
@@ -14,7 +16,8 @@ from grpc_health.v1 import health_pb2
 from ostrya.api.v1 import worker_pb2
 from ostrya.api.v1.worker_pb2_grpc import WorkerServiceStub
 from ostrya.prefix.chain import ChainKey, self_test
-from ostrya.router.fleet import Fleet, ReplicaInfo
+from ostrya.router.fleet import Fleet
+from ostrya.router.replica import ReplicaInfo
 from ostrya.router.types import ReplicaState, WorkerId
 from ostrya.service.server import channel as open_channel
 
@@ -39,6 +42,7 @@ class Link:
     chain: ChainKey
     fleet: Fleet
     max_message_bytes: int
+    wall: Callable[[], float] = time.time
 
     async def run(self) -> None:
         """Sessions, one after the other, with a short pause that grows while the address does not answer."""
@@ -72,8 +76,9 @@ class Link:
         if channel is None:
             channel = open_channel(self.address, max_message_bytes=self.max_message_bytes)
         try:
+            sent = self.wall()
             answer = await WorkerServiceStub(channel).GetInfo(worker_pb2.GetInfoRequest(), timeout=_DIAL_TIMEOUT_S)
-            info = self._info(answer)
+            info = self._info(answer, at=(sent + self.wall()) / 2)
             if not self._is_usable(answer):
                 return None
             if not self._is_same_process(info):
@@ -101,7 +106,6 @@ class Link:
         call = watch(health_pb2.HealthCheckRequest(service=_SERVICE))
         reading: asyncio.Task[object] = asyncio.ensure_future(call.read())
         changed = asyncio.ensure_future(self.fleet.wait_changed())
-        was_ready = False
         try:
             while True:
                 await asyncio.wait({reading, changed}, return_when=asyncio.FIRST_COMPLETED)
@@ -109,8 +113,7 @@ class Link:
                     answer = reading.result()
                     if not isinstance(answer, health_pb2.HealthCheckResponse):
                         return  # the server ended the stream
-                    state = _state(answer, was_ready=was_ready)
-                    was_ready = was_ready or state is ReplicaState.READY
+                    state = _state(answer, has_served=self.fleet.has_served(worker_id))
                     self.fleet.set_state(worker_id, state)
                     reading = asyncio.ensure_future(call.read())
                 if changed.done():
@@ -145,7 +148,7 @@ class Link:
         known = self.fleet.info(info.worker_id)
         return known is not None and known.address == self.address and 0 < info.epoch == known.epoch
 
-    def _info(self, answer: worker_pb2.GetInfoResponse) -> ReplicaInfo:
+    def _info(self, answer: worker_pb2.GetInfoResponse, *, at: float) -> ReplicaInfo:
         credit = self._has_our_chain(answer)
         if not credit:
             fields = {"worker_id": answer.worker_id, "address": self.address}
@@ -161,6 +164,9 @@ class Link:
             context_tokens=answer.limits.context_tokens,
             vocab_size=answer.limits.vocab_size,
             prefix_credit=credit,
+            clock_offset_s=answer.time_s - at if answer.time_s else 0.0,
+            state_schema=answer.state_schema,
+            version=answer.version,
         )
 
     def _has_our_chain(self, answer: worker_pb2.GetInfoResponse) -> bool:
@@ -175,7 +181,7 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _state(answer: health_pb2.HealthCheckResponse, *, was_ready: bool) -> ReplicaState:
+def _state(answer: health_pb2.HealthCheckResponse, *, has_served: bool) -> ReplicaState:
     if answer.status == health_pb2.HealthCheckResponse.SERVING:
         return ReplicaState.READY
-    return ReplicaState.DRAINING if was_ready else ReplicaState.STARTING
+    return ReplicaState.DRAINING if has_served else ReplicaState.STARTING

@@ -2,18 +2,24 @@
 
 from collections import Counter as Count
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias, get_args
 
 import grpc
 import prometheus_client as prom
 
 from ostrya.router.fleet import ReplicaRow
-from ostrya.router.types import Choice, FleetSnapshot, Reason, ReplicaState, WorkerId
+from ostrya.router.types import Choice, FleetSnapshot, Hold, Reason, ReplicaState, WorkerId
 
 # From a small model on this machine to a long prompt behind a queue.
 _TTFT_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48)
 _DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84)
+# From a replica that is back at once to an outage as long as `no_replica_wait_s`.
+_WAIT_S = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
 _DECISION_S = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
+
+
+Lifecycle: TypeAlias = Literal["serving", "draining"]
+_LIFECYCLE: tuple[Lifecycle, ...] = get_args(Lifecycle)
 
 
 class Follower(Protocol):
@@ -26,6 +32,22 @@ class Follower(Protocol):
 
     def staleness_s(self) -> dict[WorkerId, float]:
         """By worker; 0 = its part of the index is whole."""
+        ...
+
+
+class Watcher(Protocol):
+    """What watches the endpoints of the workers' Service (discovery.py)."""
+
+    @property
+    def kubernetes_up(self) -> bool | None:
+        """None = not in mode kubernetes."""
+        ...
+
+    watch_events: Count[str]
+    """listed, reconnected, expired, failed."""
+
+    def endpoint_counts(self) -> dict[str, int]:
+        """ready, serving, terminating."""
         ...
 
 
@@ -48,6 +70,8 @@ class RouterMetrics:
         self.duration_s = histogram("request_duration_seconds", "Generate calls from start to end.", _DURATION_S)
         self.ttft_s = histogram("ttft_seconds", "From a request's arrival to its first message.", _TTFT_S)
         self.in_flight = gauge("requests_in_flight", "Requests inside this router.")
+        self.queue_depth = gauge("queue_depth", "Requests that wait for a routable replica.")
+        self.queue_wait_s = histogram("queue_wait_seconds", "How long requests waited for a routable replica.", _WAIT_S)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got a first token.")
         self.generated_tokens = counter("generation_tokens", "Tokens sent to clients.")
         self._decision_s = histogram(
@@ -67,12 +91,18 @@ class RouterMetrics:
         self._redis_up = gauge("redis_up", "Whether Redis answers.")
         self._workers_ready = gauge("workers_ready", "Routable replicas.")
         self._workers = gauge("workers", "Known replicas by state.", "state")
+        self._holds = gauge("replica_holds", "Replicas kept from new work, by why.", "hold")
+        self._lifecycle = gauge("lifecycle_state", "1 for the state the router is in.", "state")
         self._shown: Count[str] = Count()
         """Index operations counted so far; the follower keeps totals."""
         for code in grpc.StatusCode:
             self.requests.labels(code.name)
         for state in ReplicaState:
             self._workers.labels(state.name.lower())
+        for hold in Hold:
+            self._holds.labels(hold)
+        for name in _LIFECYCLE:
+            self._lifecycle.labels(name)
         for reason in Reason:
             self._decisions.labels(reason)
         for phase in ("before_first_token", "after_first_token"):
@@ -96,6 +126,14 @@ class RouterMetrics:
         states = Count(row.state for row in rows)
         for state in ReplicaState:
             self._workers.labels(state.name.lower()).set(states[state])
+        holds = Count(hold for row in rows for hold in row.holds)
+        for hold in Hold:
+            self._holds.labels(hold).set(holds[hold])
+
+    def enter(self, state: Lifecycle) -> None:
+        """The router is in that state from now on."""
+        for name in _LIFECYCLE:
+            self._lifecycle.labels(name).set(name == state)
 
     def show_index(self, follower: Follower, *, num_entries: int, num_refused: int) -> None:
         """The index's gauges and counters; from the event loop too."""
@@ -113,3 +151,40 @@ class RouterMetrics:
         for op, total in totals.items():
             self._index_ops.labels(op).inc(total - self._shown[op])
             self._shown[op] = total
+
+
+class KubernetesMetrics:
+    """What a router in mode kubernetes shows besides."""
+
+    def __init__(self, registry: prom.CollectorRegistry) -> None:
+        self._up = prom.Gauge(
+            "ostrya_router_kubernetes_up",
+            "Whether the endpoints are watched; exported with discovery kubernetes only.",
+            registry=registry,
+        )
+        self._watch = prom.Counter(
+            "ostrya_router_kubernetes_watch",
+            "What happened to the watch: listed, reconnected, expired, failed.",
+            ("event",),
+            registry=registry,
+        )
+        self._endpoints = prom.Gauge(
+            "ostrya_router_endpoints",
+            "Endpoints of the workers' Service: ready, serving, terminating.",
+            ("condition",),
+            registry=registry,
+        )
+        self._shown: Count[str] = Count()
+        for event in ("listed", "reconnected", "expired", "failed"):
+            self._watch.labels(event)
+        for condition in ("ready", "serving", "terminating"):
+            self._endpoints.labels(condition)
+
+    def show(self, watcher: Watcher) -> None:
+        """Everything it says; from the event loop."""
+        self._up.set(bool(watcher.kubernetes_up))
+        for condition, number in watcher.endpoint_counts().items():
+            self._endpoints.labels(condition).set(number)
+        for event, total in watcher.watch_events.items():
+            self._watch.labels(event).inc(total - self._shown[event])
+            self._shown[event] = total

@@ -1,4 +1,4 @@
-"""One request as operators see it: its metrics and its one line in the log. Never a prompt, an answer or a token id."""
+"""A request as operators see it: its metrics, its log line, its span. Never a prompt, an answer or a token id."""
 
 import asyncio
 import logging
@@ -12,6 +12,7 @@ from ostrya.errors import NoReplica, OstryaError, Overloaded
 from ostrya.router.metrics import RouterMetrics
 from ostrya.router.proxy import Part
 from ostrya.service.status import code_of
+from ostrya.service.tracing import NO_SPAN, Span
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +23,9 @@ _DEADLINE_SLACK_S = 0.05
 class Observation:
     """What is known of a request so far."""
 
-    def __init__(self, metrics: RouterMetrics, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: RouterMetrics, clock: Callable[[], float], span: Span) -> None:
         self._metrics = metrics
+        self._span = span
         self._clock = clock
         self._started = clock()
         self._ttft_s: float | None = None
@@ -60,13 +62,36 @@ class Observation:
             "cached_tokens": self._num_cached,
             "replica": self._replica,
         }
+        if self._span.trace_id:
+            fields["trace_id"] = self._span.trace_id
+            self._describe(code)
         log.info("request ended", extra={"fields": fields})
+
+    def _describe(self, code: grpc.StatusCode) -> None:
+        self._span.set(
+            {
+                "rpc.system": "grpc",
+                "rpc.service": "ostrya.api.v1.InferenceService",
+                "rpc.method": "Generate",
+                "rpc.grpc.status_code": code.value[0],
+                "gen_ai.usage.input_tokens": self.num_prompt_tokens,
+                "gen_ai.usage.output_tokens": self._num_tokens,
+                "gen_ai.usage.cache_read.input_tokens": self._num_cached,
+                "ostrya.request_id": self.request_id,
+                "ostrya.worker.id": self._replica,
+            }
+        )
+        if self._ttft_s is not None:
+            self._span.set({"ostrya.time_to_first_token_s": self._ttft_s})
+        # Exceptions are the span's own to see; a deadline comes as a cancel.
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            self._span.failed("DeadlineExceeded")
 
 
 @contextmanager
-def observed(metrics: RouterMetrics, clock: Callable[[], float]) -> Iterator[Observation]:
-    """Counts what happens in the block, however it ends."""
-    observation = Observation(metrics, clock)
+def observed(metrics: RouterMetrics, clock: Callable[[], float], span: Span = NO_SPAN) -> Iterator[Observation]:
+    """Counts what happens in the block, however it ends; `span` is the request's."""
+    observation = Observation(metrics, clock, span)
     code = grpc.StatusCode.INTERNAL
     try:
         yield observation

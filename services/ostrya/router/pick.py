@@ -20,6 +20,9 @@ LOAD_BOUND = 1.25
 _MASK = (1 << 64) - 1
 _NOBODY: frozenset[WorkerId] = frozenset()
 
+Avoided = tuple[Set[WorkerId], ...]
+"""Groups of replicas to keep away from, the most urgent first; each is heeded while somebody else remains."""
+
 
 def choose(
     snapshot: FleetSnapshot,
@@ -29,13 +32,15 @@ def choose(
     first_digest: RoutingDigest | None,
     seed: int,
     excluded: Set[WorkerId] = _NOBODY,
+    avoided: Avoided = (),
 ) -> Choice | None:
     """The replica for a request, or None if all are excluded or there is none.
 
     `depths` are the leading routing blocks each slot holds; `first_digest` is that of the first routing block (None:
-    the prompt is shorter); `seed` breaks the ties that are left.
+    the prompt is shorter); `seed` breaks the ties that are left. `excluded` replicas are never chosen, `avoided` ones
+    only for want of others.
     """
-    replicas = _eligible(snapshot, excluded)
+    replicas = _eligible(snapshot, excluded, avoided)
     if not replicas:
         return None
     if snapshot.level is KnowledgeLevel.NO_LOAD or (snapshot.level is KnowledgeLevel.NO_INDEX and first_digest is None):
@@ -48,10 +53,15 @@ def choose(
 
 
 def candidates(
-    snapshot: FleetSnapshot, depths: Mapping[int, int], *, num_tokens: int, excluded: Set[WorkerId] = _NOBODY
+    snapshot: FleetSnapshot,
+    depths: Mapping[int, int],
+    *,
+    num_tokens: int,
+    excluded: Set[WorkerId] = _NOBODY,
+    avoided: Avoided = (),
 ) -> tuple[Candidate, ...]:
     """Every replica's terms in the choice with these arguments, cheapest first."""
-    replicas = _eligible(snapshot, excluded)
+    replicas = _eligible(snapshot, excluded, avoided)
     scores = score(replicas, depths, num_tokens=num_tokens, credit=credit_ratio(snapshot))
     rows = [
         Candidate(
@@ -67,8 +77,13 @@ def candidates(
     return tuple(sorted(rows, key=lambda row: (row.cost_s, row.worker_id)))
 
 
-def _eligible(snapshot: FleetSnapshot, excluded: Set[WorkerId]) -> Sequence[ReplicaView]:
-    return [view for view in snapshot.replicas if view.worker_id not in excluded] if excluded else snapshot.replicas
+def _eligible(snapshot: FleetSnapshot, excluded: Set[WorkerId], avoided: Avoided) -> Sequence[ReplicaView]:
+    replicas: Sequence[ReplicaView] = snapshot.replicas
+    if excluded:
+        replicas = [view for view in replicas if view.worker_id not in excluded]
+    for group in avoided:
+        replicas = [view for view in replicas if view.worker_id not in group] or replicas
+    return replicas
 
 
 def _cheapest(replicas: Sequence[ReplicaView], scores: Scores, first_digest: RoutingDigest | None, seed: int) -> Choice:

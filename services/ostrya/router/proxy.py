@@ -21,11 +21,21 @@ from ostrya.router.explain import Decision
 from ostrya.router.fleet import Fleet
 from ostrya.router.metrics import RouterMetrics
 from ostrya.router.settings import RouterSettings
+from ostrya.router.spans import Try, attempt
 from ostrya.router.types import WorkerId
-from ostrya.service.status import error_of
+from ostrya.router.waiting import WaitingRoom
+from ostrya.service.status import error_of, retry_after_s
+from ostrya.service.tracing import NO_SPAN, Span
 
-# How gRPC itself ends the calls of a server that stops or drops a connection; our servicers never answer these.
-_STOPPED = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+_NEVER_SENT = "failed to connect to all addresses"
+"""gRPC's words for a call that never left; without them it would count as one that the replica had and failed."""
+
+_AGAIN_S = 0.1
+"""Before asking again replicas that turned a request away and are still routable: their health is about to say why."""
+
+
+class _TurnedAway(Unavailable):
+    """The replica is draining, ending or not there; it did no harm to the request, nor the request to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +59,8 @@ class Job:
     prompt: "array[int]"
     sampling: convert.Sampling
     routing: Routing
+    span: Span = NO_SPAN
+    """Of the whole request; each try becomes a part of it."""
 
 
 class Proxy:
@@ -58,12 +70,14 @@ class Proxy:
         self,
         *,
         fleet: Fleet,
+        room: WaitingRoom,
         metrics: RouterMetrics,
         model: str,
         settings: RouterSettings,
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
+        self._room = room
         self._metrics = metrics
         self._model = model
         self._max_attempts = settings.max_attempts
@@ -73,21 +87,20 @@ class Proxy:
     async def stream(self, job: Job) -> AsyncGenerator[Part, None]:
         """The parts of the answer, the last one with a finish reason.
 
-        Closing or cancelling it cancels the replica's work and leaves no count behind. Raises what the last try met:
-        NoReplica, Overloaded, Unavailable; DeadlineExceeded; or what the replica has against the request.
+        Closing or cancelling it cancels the replica's work and leaves no count and no place behind. Raises what the
+        last try met: NoReplica, Overloaded, Unavailable; DeadlineExceeded; or what the replica has against the request.
         """
-        received: array[int] = array("I")
-        tried: set[WorkerId] = set()
+        tries = _Tries(self._room.arrival())
+        received = tries.received
         cached_tokens: int | None = None
-        failure: OstryaError | None = None
-        num_failed = 0
-        while num_failed < self._max_attempts:
-            decision = await self._choose(job, tried, failure)
+        while True:
+            decision = await self._choose(job, tries)
             worker_id, num_before = decision.choice.worker_id, len(received)
-            if failure is not None:
+            if tries.failure is not None:
                 self._metrics.retries.labels("after_first_token" if received else "before_first_token").inc()
+            is_refused = False
             try:
-                async with aclosing(self._try(job, decision, received)) as messages:
+                async with attempt(job.span, decision) as this, aclosing(self._try(job, this, received)) as messages:
                     async for message in messages:
                         cached_tokens = message.usage.cached_tokens if cached_tokens is None else cached_tokens
                         received.extend(message.token_ids)
@@ -101,36 +114,54 @@ class Proxy:
                         if message.finish_reason:
                             return
             except (Unavailable, Overloaded) as error:
-                failure = error
-                # A try that added tokens starts the count anew: a long answer may outlive many replicas.
-                if len(received) > num_before:
-                    tried, num_failed = set(), 0
-                tried.add(worker_id)
-                num_failed += 1
-        assert failure is not None
-        raise failure
+                is_refused = len(received) == num_before
+                tries.failed(worker_id, error, has_progressed=not is_refused)
+            finally:
+                # What was refused never took a place there, so nothing got free.
+                if is_refused:
+                    self._room.look()
+                else:
+                    self._room.freed()
 
-    async def _choose(self, job: Job, tried: set[WorkerId], failure: OstryaError | None) -> Decision:
-        """The next replica; waits for one a little, unless the untried ones have run out because all are full."""
-        decision = job.routing.choose(excluded=tried)
-        if decision is not None:
-            return decision
-        if isinstance(failure, Overloaded):
-            raise failure
-        tried.clear()
-        give_up = min(self._clock() + self._no_replica_wait_s, job.ticket.deadline)
-        while (left_s := give_up - self._clock()) > 0 and await self._fleet.wait_routable(timeout_s=left_s):
+    async def _choose(self, job: Job, tries: "_Tries") -> Decision:
+        """Where the next try goes. Whoever finds nobody waits for a replica, and so does who comes after them."""
+        if tries.num_faults >= self._max_attempts:
+            raise tries.cause
+        if tries.failure is not None or not self._room.num_waiting:
+            decision = None if tries.num_full >= self._max_attempts else job.routing.choose(excluded=tries.tried)
+            if decision is not None:
+                return decision
+            if isinstance(tries.failure, Overloaded) and not tries.may_wait:
+                raise tries.failure
+        if tries.failure is not None:
+            after_s = retry_after_s(tries.failure) if isinstance(tries.failure, Overloaded) else None
+            self._room.pause(after_s or _AGAIN_S)
+        while True:
+            await self._wait(job, tries)
             decision = job.routing.choose()
             if decision is not None:
                 return decision
-        if self._clock() >= job.ticket.deadline:
-            raise DeadlineExceeded("the request's deadline passed while no replica was routable")
+
+    async def _wait(self, job: Job, tries: "_Tries") -> None:
+        """Returns when it is this request's turn to try; raises when its time is over."""
+        is_new = not tries.may_wait
+        tries.wait_began(self._clock())
+        until = min(tries.waits_since + self._no_replica_wait_s, job.ticket.deadline)
+        with job.span.child("ostrya.queue"):
+            is_called = await self._room.wait(tries.arrival, until=until, is_new=is_new)
+        if is_called:
+            return
+        if until == job.ticket.deadline:
+            raise DeadlineExceeded("the request's deadline passed while it waited for a replica")
+        if self._fleet.snapshot().replicas:
+            raise Overloaded(f"no replica had a place for the request within {self._no_replica_wait_s:g} s; try later")
         raise NoReplica(f"no replica became routable within {self._no_replica_wait_s:g} s")
 
     async def _try(
-        self, job: Job, decision: Decision, received: "array[int]"
+        self, job: Job, this: Try, received: "array[int]"
     ) -> AsyncGenerator[worker_pb2.WorkerServiceGenerateResponse, None]:
         """One replica's messages, the last one with a finish reason. Unavailable or Overloaded: try another."""
+        decision = this.decision
         worker_id = decision.choice.worker_id
         request = convert.worker_request(
             request_id=f"{job.ticket.request_id}.{decision.decision_id}",
@@ -145,9 +176,11 @@ class Proxy:
             raise DeadlineExceeded("the request's deadline passed")
         uncached = len(job.prompt) + len(received) - decision.choice.cached_tokens
         flight = self._fleet.begin(worker_id, prefill_tokens=uncached)
-        call = self._fleet.stub(worker_id).Generate(request, timeout=remaining_s if isfinite(remaining_s) else None)
+        timeout_s = remaining_s if isfinite(remaining_s) else None
+        call = self._fleet.stub(worker_id).Generate(request, timeout=timeout_s, metadata=this.headers())
         try:
             async for message in call:
+                this.message(message)
                 flight.first_token()
                 self._fleet.report(worker_id, message.load)
                 yield message
@@ -165,6 +198,57 @@ class Proxy:
         code = error.code()
         if code is grpc.StatusCode.UNAVAILABLE:
             self._fleet.failed(worker_id)
-        if code in _STOPPED:
+        # How gRPC itself ends the calls of a server that stops; our servicers never answer these.
+        if code is grpc.StatusCode.CANCELLED:
+            return _TurnedAway(f"replica {worker_id} is ending")
+        if code is grpc.StatusCode.UNKNOWN:
             return Unavailable(f"replica {worker_id} ended the call with {code.name}")
-        return error_of(error)
+        failure = error_of(error)
+        if type(failure) is Unavailable and (retry_after_s(failure) is not None or _NEVER_SENT in str(failure)):
+            return _TurnedAway(str(failure))
+        return failure
+
+
+class _Tries:
+    """What a request has met since its last token: a long answer may outlive many replicas, so each starts anew."""
+
+    def __init__(self, arrival: int) -> None:
+        self.arrival = arrival
+        self.received: array[int] = array("I")
+        self.tried: set[WorkerId] = set()
+        self.failure: OstryaError | None = None
+        self.num_faults = 0
+        """Replicas that failed it. It may be why they did, so these are few."""
+        self.num_full = 0
+        """Replicas that had no place."""
+        self.waits_since = 0.0
+        self._has_waited = False
+
+    @property
+    def may_wait(self) -> bool:
+        """Full replicas do not end it: it has waited already, or has begun, and failing would lose that."""
+        return self._has_waited or bool(self.received)
+
+    @property
+    def cause(self) -> OstryaError:
+        """The last failure."""
+        assert self.failure is not None
+        return self.failure
+
+    def failed(self, worker_id: WorkerId, error: OstryaError, *, has_progressed: bool) -> None:
+        """A try has ended without a finish reason."""
+        if has_progressed:
+            self.tried, self.num_faults, self.num_full, self._has_waited = set(), 0, 0, False
+        self.failure = error
+        self.tried.add(worker_id)
+        if isinstance(error, Overloaded) and retry_after_s(error) is not None:
+            self.num_full += 1
+        elif not isinstance(error, _TurnedAway):
+            self.num_faults += 1
+
+    def wait_began(self, now: float) -> None:
+        """Now, or earlier if it was turned away since. All replicas may be asked again afterwards."""
+        if not self._has_waited:
+            self._has_waited, self.waits_since = True, now
+        self.tried.clear()
+        self.num_full = 0

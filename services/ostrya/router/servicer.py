@@ -13,6 +13,7 @@ from ostrya.router.observe import observed
 from ostrya.router.proxy import Job, Proxy
 from ostrya.router.served import ServedModel
 from ostrya.service.status import Context, translated
+from ostrya.service.tracing import NO_TRACER, Tracer
 from ostrya.text.detokenize import Detokenizer
 
 
@@ -29,6 +30,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         metrics: RouterMetrics,
         draw_seed: Callable[[], int],
         clock: Callable[[], float],
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._served = served
         self._admission = admission
@@ -37,6 +39,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._metrics = metrics
         self._draw_seed = draw_seed
         self._clock = clock
+        self._tracer = tracer
 
     @translated
     async def Generate(
@@ -45,23 +48,28 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """One answer. A cancel or the deadline cancels the replica's work too."""
         served = self._served
         with (
-            observed(self._metrics, self._clock) as observation,
+            self._tracer.request("ostrya.generate", context.invocation_metadata()) as span,
+            observed(self._metrics, self._clock, span) as observation,
             self._admission.admit(request_id=request.request_id, remaining_s=context.time_remaining()) as ticket,  # 1
         ):
             observation.request_id, observation.deadline = ticket.request_id, ticket.deadline
             limits = served.limits()
             asked = convert.asked(request, model=served.name, limits=limits, draw_seed=self._draw_seed)
-            prompt = await served.tokens(asked.prompt)  # 2
+            span.set({"gen_ai.request.model": served.name})
+            with span.child("ostrya.tokenize"):
+                prompt = await served.tokens(asked.prompt)  # 2
             convert.check_length(len(prompt), max_tokens=asked.sampling.max_tokens, limits=limits)
             observation.num_prompt_tokens = len(prompt)
-            routing = self._decider.open(ticket, prompt, seed=asked.sampling.seed)  # 3 and, for every try, 4
+            routing = self._decider.open(  # 3 and, for every try, 4
+                ticket, prompt, max_tokens=asked.sampling.max_tokens, seed=asked.sampling.seed
+            )
             answer = Answer(
                 Detokenizer(served.tokenizer, stop=asked.stop),
                 request_id=ticket.request_id,
                 num_prompt_tokens=len(prompt),
                 ending_token_ids={*served.tokenizer.eos_token_ids, *asked.sampling.stop_token_ids},
             )
-            job = Job(ticket=ticket, prompt=prompt, sampling=asked.sampling, routing=routing)
+            job = Job(ticket=ticket, prompt=prompt, sampling=asked.sampling, routing=routing, span=span)
             async with aclosing(self._proxy.stream(job)) as parts:  # 5
                 async for part in parts:
                     observation.part(part)

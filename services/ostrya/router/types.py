@@ -17,12 +17,31 @@ class KnowledgeLevel(IntEnum):
 
 
 class ReplicaState(IntEnum):
-    """Where a replica is in its life; READY alone is routable."""
+    """Where a replica is in its life; only READY is routable, if nothing holds it (Hold)."""
 
     STARTING = 1
     READY = 2
     DRAINING = 3
     LOST = 4
+
+
+class Hold(StrEnum):
+    """What keeps new work from a replica although it serves. The first three hold absolutely, the others while
+    somebody else can take the request."""
+
+    NOT_READY = "not_ready"
+    """Its endpoint says so."""
+    TERMINATING = "terminating"
+    """Its endpoint says so, or is no longer there."""
+    NO_LEASE = "no_lease"
+    """Redis is there and its lease is over."""
+    MAINTENANCE = "maintenance"
+    """Of its node, soon: no long requests."""
+    TERMINATION_IMPENDING = "termination_impending"
+    """Its node is under maintenance, or about to end."""
+
+
+ABSOLUTE_HOLDS = frozenset({Hold.NOT_READY, Hold.TERMINATING, Hold.NO_LEASE})
 
 
 class Reason(StrEnum):

@@ -14,28 +14,43 @@ from grpc_reflection.v1alpha import reflection
 _MIN_CLIENT_PING_MS = 5_000
 _CLIENT_PING_MS = 10_000
 _PING_TIMEOUT_MS = 5_000
+_STATES = {True: health_pb2.HealthCheckResponse.SERVING, False: health_pb2.HealthCheckResponse.NOT_SERVING}
 # Far above a router's fan-out to one worker; bounds what one client connection can hold open.
 _MAX_STREAMS = 4_096
+
+LIVENESS = "liveness"
+"""The health service that says whether a process should live; the others say whether it takes new work."""
 
 
 class GrpcServer:
     """A grpc.aio server. Add servicers to `server`, then start(); it is NOT_SERVING until set_serving(True)."""
 
-    def __init__(self, host: str, port: int, *, max_message_bytes: int, services: Sequence[str]) -> None:
-        self.server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", max_message_bytes),
-                ("grpc.max_send_message_length", max_message_bytes),
-                ("grpc.max_concurrent_streams", _MAX_STREAMS),
-                ("grpc.http2.min_ping_interval_without_data_ms", _MIN_CLIENT_PING_MS),
-                ("grpc.http2.max_ping_strikes", 0),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.so_reuseport", 0),
-            ]
-        )
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        max_message_bytes: int,
+        services: Sequence[str],
+        max_connection_age_s: float = 0.0,
+    ) -> None:
+        options = [
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
+            ("grpc.max_concurrent_streams", _MAX_STREAMS),
+            ("grpc.http2.min_ping_interval_without_data_ms", _MIN_CLIENT_PING_MS),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.so_reuseport", 0),
+        ]
+        if max_connection_age_s:
+            # GOAWAY sends new calls to a new connection. The old one ends with its last stream, however long that
+            # takes: gRPC's grace is endless unless set, and no stream is worth cutting for the sake of balance.
+            options.append(("grpc.max_connection_age_ms", round(max_connection_age_s * 1000)))
+        self.server = grpc.aio.server(options=options)
         self._host, self._port = host, port
         self._services = ("", *services)
-        self._health = HealthServicer()
+        self._health = _Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         names = (*services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server)
@@ -45,20 +60,60 @@ class GrpcServer:
         _must_be_free(self._host, self._port)
         port = self.server.add_insecure_port(f"{self._host}:{self._port}")
         await self.set_serving(False)
+        await self.set_alive(False)
         await self.server.start()
         return port
 
     async def set_serving(self, serving: bool) -> None:
-        """What grpc.health.v1 answers, to Check and to everyone watching."""
-        states = health_pb2.HealthCheckResponse
-        state = states.SERVING if serving else states.NOT_SERVING
+        """Readiness: what grpc.health.v1 answers for the services, to Check and to everyone watching."""
         for name in self._services:
-            await self._health.set(name, state)
+            await self._health.set(name, _STATES[serving])
+
+    async def set_alive(self, alive: bool) -> None:
+        """The same for `liveness`, which readiness leaves alone: a process that drains must not be killed for it."""
+        await self._health.set(LIVENESS, _STATES[alive])
 
     async def stop(self, grace_s: float) -> None:
-        """NOT_SERVING, no new calls, running ones get `grace_s` seconds; then they are cancelled."""
-        await self._health.enter_graceful_shutdown()
-        await self.server.stop(grace_s)
+        """NOT_SERVING, no new calls, running ones get `grace_s` seconds; then they are cancelled.
+
+        Who watches health is not waited for. A second call with a shorter grace overrides the first.
+        """
+        await self.set_serving(False)
+        stopping = asyncio.ensure_future(self.server.stop(grace_s))
+        await asyncio.sleep(0)  # from here on no new watch can begin
+        self._health.end_watches()
+        await stopping
+
+
+class _Health(HealthServicer):
+    """A watch is a call without an end, so that a server with one watcher would use up its whole grace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watches: set[asyncio.Future[None]] = set()
+        self._is_ended = False
+
+    async def Watch(
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: "grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]",
+    ) -> None:
+        watch: asyncio.Future[None] = asyncio.ensure_future(super().Watch(request, context))
+        self._watches.add(watch)
+        try:
+            await watch
+        except asyncio.CancelledError:
+            # A cancelled handler would leave its call open.
+            if not self._is_ended:
+                raise
+        finally:
+            self._watches.discard(watch)
+
+    def end_watches(self) -> None:
+        """Ends all of them, with OK."""
+        self._is_ended = True
+        for watch in self._watches:
+            watch.cancel()
 
 
 def channel(address: str, *, max_message_bytes: int) -> grpc.aio.Channel:

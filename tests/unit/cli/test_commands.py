@@ -277,3 +277,12 @@ heavy = [name for name in ("torch", "grpc", "redis", "tokenizers", "numpy") if n
 assert not heavy, heavy
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", sorted(one.name for one in app.registered_commands if one.name))
+def test_every_command_explains_itself(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    assert (result.exit_code, f"ostrya {command}" in result.stdout or f"{command} [OPTIONS]" in result.stdout) == (
+        0,
+        True,
+    )

@@ -109,3 +109,12 @@ async def test_nobody_there_names_the_target() -> None:
 async def test_replicas_and_explanations_come_as_the_server_says(client: AsyncClient) -> None:
     assert [replica.worker_id for replica in (await client.replicas()).replicas] == ["worker-0"]
     assert (await client.explain("decision-1")).chosen == "worker-0"
+
+
+async def test_a_worker_is_cordoned_drained_and_uncordoned(router: FakeRouter, client: AsyncClient) -> None:
+    await client.cordon("worker-0")
+    assert await client.drain("worker-0", drain_timeout_s=1.5) == 0
+    await client.uncordon("worker-0")
+    assert [what for what, _, _ in router.orders] == ["cordon", "drain", "uncordon"]
+    assert router.orders[1] == ("drain", "worker-0", 1.5)
+    assert (await client.status()).version == "1.2.3"

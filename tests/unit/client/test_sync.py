@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from ostrya.client import Client, Usage
-from ostrya.errors import DeadlineExceeded, EngineDied, InvalidRequest, NotFound, Overloaded, Unavailable
+from ostrya.errors import DeadlineExceeded, EngineDied, InvalidRequest, NotFound, OstryaError, Overloaded, Unavailable
 from tests.fakes.router import FakeRouter
 
 WAIT_S = 5.0
@@ -127,6 +127,40 @@ def test_closing_from_another_thread_ends_the_stream(router: FakeRouter, client:
 def test_nobody_there_names_the_target() -> None:
     with Client("127.0.0.1:1") as client, pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 cannot be reached"):
         client.generate("hello").read()
+
+
+def test_a_worker_is_cordoned_drained_and_uncordoned(router: FakeRouter, client: Client) -> None:
+    router.num_cancelled = 2
+    client.cordon("worker-0")
+    assert client.drain("worker-0", drain_timeout_s=1.5) == 2
+    client.drain("worker-0")
+    client.uncordon("worker-0")
+    assert router.orders == [
+        ("cordon", "worker-0", None),
+        ("drain", "worker-0", 1.5),
+        ("drain", "worker-0", None),
+        ("uncordon", "worker-0", None),
+    ]
+    with pytest.raises(NotFound, match="replicas: worker-0"):
+        client.cordon("worker-9")
+
+
+def test_the_routers_status_comes_as_it_says(client: Client) -> None:
+    status = client.status()
+    assert (status.version, status.num_waiting, status.HasField("kubernetes_connected")) == ("1.2.3", 2, False)
+
+
+def test_a_closed_client_does_not_try_again(router: FakeRouter) -> None:
+    router.hang_after = 0
+    client = Client(router.target)
+    stream = client.generate("hello")
+    assert router.hanging.wait(WAIT_S)
+    closer = threading.Timer(0.05, client.close)
+    closer.start()
+    with pytest.raises(OstryaError, match="CANCELLED"):
+        stream.read()
+    closer.join()
+    assert len(router.requests) == 1
 
 
 def test_models_and_replicas_come_as_the_server_says(client: Client) -> None:

@@ -13,10 +13,11 @@ from ostrya.prefix.events import Stored
 from ostrya.prefix.index import PrefixIndex
 from ostrya.router.admission import Ticket
 from ostrya.router.decide import Decider, Routing
-from ostrya.router.explain import DecisionLog, replay
-from ostrya.router.fleet import Fleet, ReplicaInfo
+from ostrya.router.explain import DecisionLog, candidates, replay
+from ostrya.router.fleet import Fleet
 from ostrya.router.metrics import RouterMetrics
-from ostrya.router.types import KnowledgeLevel, Load, Reason, ReplicaState, WorkerId
+from ostrya.router.replica import ReplicaInfo
+from ostrya.router.types import Hold, KnowledgeLevel, Load, Reason, ReplicaState, WorkerId
 
 CHAIN = ChainKey(model="tiny", tokenizer_fingerprint="fake")
 PROMPT = array("I", range(400))
@@ -31,11 +32,19 @@ class Desk:
     decisions: DecisionLog
     decider: Decider
 
-    def add(self, name: str, *, page_size: int = 16, stride: int = 1, prefix_credit: bool = True) -> None:
+    def add(
+        self,
+        name: str,
+        *,
+        page_size: int = 16,
+        stride: int = 1,
+        prefix_credit: bool = True,
+        address: str = "127.0.0.1:1",
+    ) -> None:
         """A routable replica."""
         info = ReplicaInfo(
             worker_id=WorkerId(name),
-            address="127.0.0.1:1",
+            address=address,
             epoch=1,
             model="tiny",
             page_size=page_size,
@@ -56,9 +65,9 @@ class Desk:
         slot = self.fleet.followed()[WorkerId(name)].slot
         self.index.apply(slot, [Stored(tuple(routing_digests(pages, stride=stride)))])
 
-    def routing(self, *, namespace: str = "") -> Routing:
+    def routing(self, *, namespace: str = "", max_tokens: int | None = 8) -> Routing:
         ticket = Ticket(request_id="r", tenant="default", namespace=namespace, deadline=1e9)
-        return self.decider.open(ticket, PROMPT, seed=5)
+        return self.decider.open(ticket, PROMPT, max_tokens=max_tokens, seed=5)
 
 
 @pytest.fixture
@@ -68,7 +77,15 @@ async def desk() -> AsyncIterator[Desk]:
     fleet.set_following(True)
     decisions = DecisionLog(clock=lambda: 0.0)
     metrics = RouterMetrics(CollectorRegistry(), model="tiny", pool="default")
-    decider = Decider(fleet=fleet, index=index, chain=CHAIN, decisions=decisions, metrics=metrics, clock=lambda: 0.0)
+    decider = Decider(
+        fleet=fleet,
+        index=index,
+        chain=CHAIN,
+        decisions=decisions,
+        metrics=metrics,
+        long_request_tokens=100,
+        clock=lambda: 0.0,
+    )
     yield Desk(fleet, index, decisions, decider)
     await fleet.close()
 
@@ -138,3 +155,24 @@ async def test_a_replica_with_another_chain_is_used_without_credit(desk: Desk) -
     again = desk.routing().choose()
     assert again is not None
     assert again.choice.cached_tokens == 0, "nothing is predicted for it either"
+
+
+async def test_what_a_request_avoids_depends_on_its_length_and_is_recorded(desk: Desk) -> None:
+    for number in range(3):
+        desk.add(f"w{number}", address=f"127.0.0.1:{number + 1}")
+    soon, now = frozenset({WorkerId("w0")}), frozenset({WorkerId("w1")})
+    desk.fleet.set_holds({"127.0.0.1:1": (Hold.MAINTENANCE,), "127.0.0.1:2": (Hold.TERMINATION_IMPENDING,)})
+    for max_tokens, avoided, expected in (
+        (99, (now,), {"w0", "w2"}),
+        (100, (now, soon), {"w2"}),
+        (None, (now, soon), {"w2"}),
+    ):
+        decision = desk.routing(max_tokens=max_tokens).choose()
+        assert decision is not None
+        assert (decision.avoided, decision.choice.worker_id in expected) == (avoided, True)
+        assert replay(decision) == decision.choice
+        assert {row.worker_id for row in candidates(decision)} == expected
+    last = desk.routing(max_tokens=None).choose(excluded={WorkerId("w2")})
+    assert last is not None
+    assert last.choice.worker_id == "w0", "soon is better than now"
+    assert replay(last) == last.choice

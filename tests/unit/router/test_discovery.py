@@ -4,20 +4,24 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
+import grpc
 import pytest
 
+from ostrya.api.v1 import worker_pb2
 from ostrya.engine.types import Load
 from ostrya.prefix.chain import ChainKey
 from ostrya.prefix.index import PrefixIndex
 from ostrya.router.discovery import Discovery
 from ostrya.router.fleet import Fleet
 from ostrya.router.settings import RouterSettings
-from ostrya.router.types import ReplicaState, ReplicaView, WorkerId
+from ostrya.router.types import Hold, ReplicaState, ReplicaView, WorkerId
 from ostrya.state import keys, members
 from ostrya.state.connection import Connection
 from ostrya.worker.publisher import Publisher
 from ostrya.worker.settings import WorkerSettings
+from tests.fakes.kube_api import KubeApi, endpoint
 from tests.fakes.pool import member, publishing, running
 from tests.fakes.redis_server import RunningRedis, free_port, start_redis
 from tests.fakes.waiting import until
@@ -46,12 +50,20 @@ def redis() -> Iterator[RunningRedis]:
 
 @asynccontextmanager
 async def discovering(
-    url: str = "", *, static: tuple[str, ...] = (), clock: Callable[[], float] = time.monotonic
+    url: str = "", *, static: tuple[str, ...] = (), api: str = "", clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[tuple[Fleet, Discovery]]:
     """A fleet that discovery keeps; afterwards no task of it is left."""
     before = asyncio.all_tasks()
     fleet = Fleet(index=PrefixIndex())
     settings = RouterSettings(redis_url=url or f"redis://127.0.0.1:{free_port()}/0", static_workers=static)
+    if api:
+        settings = replace(
+            settings,
+            discovery="kubernetes",
+            kubernetes_service="workers",
+            kubernetes_namespace="default",
+            kubernetes_api=api,
+        )
     discovery = Discovery(settings, fleet=fleet, chain=CHAIN, clock=clock)
     try:
         async with running(discovery.run):
@@ -92,7 +104,8 @@ async def test_another_chain_gets_no_prefix_credit() -> None:
 @pytest.mark.parametrize("identity", [Identity(model="other"), Identity(pool="other")])
 async def test_a_worker_of_another_model_or_pool_is_not_used(identity: Identity) -> None:
     async with FakeWorker(identity) as worker, discovering(static=(worker.address,)) as (fleet, _):
-        assert not await fleet.wait_routable(timeout_s=0.3)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(fleet.wait_changed(), 0.3)
         assert fleet.replicas() == []
 
 
@@ -104,6 +117,14 @@ async def test_health_decides_who_is_routable() -> None:
         assert is_ready(fleet)
         await worker.set_serving(True)
         await until(lambda: is_ready(fleet, "w0"))
+
+
+async def test_a_draining_worker_that_refused_a_request_is_still_draining() -> None:
+    async with FakeWorker(Identity(epoch=7)) as worker, discovering(static=(worker.address,)) as (fleet, _):
+        await until(lambda: is_ready(fleet, "w0"))
+        fleet.failed(W0)
+        await worker.set_serving(False)
+        await until(lambda: fleet.state(W0) is ReplicaState.DRAINING)
 
 
 async def test_a_worker_that_does_not_serve_yet_is_starting() -> None:
@@ -167,7 +188,7 @@ async def test_a_silent_host_leaves_when_its_lease_has_ended(redis: RunningRedis
         # Its stream still says SERVING, but nobody renews.
         assert await until(lambda: is_ready(fleet), timeout_s=5.5) <= 5.0
         assert fleet.replicas() == []
-        assert discovery.num_removed == 1
+        assert discovery._registry.num_over == 1
 
 
 async def test_a_killed_and_emptied_redis_makes_nobody_unroutable(redis: RunningRedis) -> None:
@@ -199,7 +220,7 @@ async def test_a_worker_that_does_not_register_again_stays_while_its_stream_hold
         # 1.25 s of a lease away would be enough if the row were still there.
         with pytest.raises(AssertionError, match="did not hold"):
             await until(lambda: not is_ready(fleet, "w0"), timeout_s=2.5)
-        assert discovery.num_removed == 0
+        assert discovery._registry.num_over == 0
 
 
 async def test_a_restart_elsewhere_replaces_the_old(redis: RunningRedis) -> None:
@@ -230,10 +251,10 @@ async def test_a_member_long_without_a_lease_is_removed_from_redis(redis: Runnin
     async with discovering(redis.url, clock=clock) as (_, discovery):
         await until(lambda: discovery.redis_up)
         clock.shift_s = 10.0
-        await until(lambda: discovery.num_removed == 1)
+        await until(lambda: discovery._registry.num_over == 1)
         assert (await members.read(connection, "default")).keys() == {"w0"}
         clock.shift_s = 50.0
-        await until(lambda: not discovery._known)
+        await until(lambda: not discovery._registry._known)
         assert await members.read(connection, "default") == {}
     await connection.close()
 
@@ -245,7 +266,80 @@ async def test_a_lease_that_returns_brings_the_replica_back(redis: RunningRedis)
             await until(lambda: is_ready(fleet, "w0") and publisher.is_flushed)
         await connection.call("DEL", keys.worker_keys("default", "w0").lease)
         clock.shift_s = 10.0
-        await until(lambda: discovery.num_removed == 1)
+        await until(lambda: discovery._registry.num_over == 1)
         async with publishing(redis.url, address=worker.address):
             await until(lambda: is_ready(fleet, "w0"))
     await connection.close()
+
+
+class SkewedWorker(FakeWorker):
+    """Its clock is an hour and a half ahead, and it is of another release."""
+
+    async def GetInfo(
+        self, request: worker_pb2.GetInfoRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> worker_pb2.GetInfoResponse:
+        answer = await super().GetInfo(request, context)
+        answer.time_s, answer.state_schema, answer.version = time.time() + 5_400.0, 7, "9.9.9"
+        return answer
+
+
+async def test_what_a_worker_says_of_its_clock_schema_and_version_is_kept() -> None:
+    async with SkewedWorker() as worker, discovering(static=(worker.address,)) as (fleet, _):
+        await until(lambda: is_ready(fleet, "w0"))
+        info = fleet.replicas()[0].info
+        assert info.clock_offset_s == pytest.approx(5_400.0, abs=1.0)
+        assert (info.state_schema, info.version) == (7, "9.9.9")
+
+
+async def test_a_worker_that_does_not_tell_its_time_is_not_said_to_be_off() -> None:
+    async with TimelessWorker() as worker, discovering(static=(worker.address,)) as (fleet, _):
+        await until(lambda: is_ready(fleet, "w0"))
+        assert fleet.replicas()[0].info.clock_offset_s == 0.0
+
+
+class TimelessWorker(FakeWorker):
+    """As of a release before the field."""
+
+    async def GetInfo(
+        self, request: worker_pb2.GetInfoRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> worker_pb2.GetInfoResponse:
+        answer = await super().GetInfo(request, context)
+        answer.ClearField("time_s")
+        return answer
+
+
+async def test_without_kubernetes_there_is_nothing_to_say_of_it() -> None:
+    async with discovering(static=("127.0.0.1:1",)) as (_, discovery):
+        assert discovery.kubernetes_up is None
+        assert discovery.watch_events == {"listed": 0, "reconnected": 0, "expired": 0, "failed": 0}
+        assert discovery.endpoint_counts() == {"ready": 0, "serving": 0, "terminating": 0}
+
+
+async def test_a_lease_that_is_over_holds_a_ready_endpoint_for_as_long_as_it_is_there(redis: RunningRedis) -> None:
+    connection, clock = Connection(redis.url), ShiftedClock()
+    with KubeApi() as api:
+        async with FakeWorker() as worker, discovering(redis.url, api=api.url, clock=clock) as (fleet, discovery):
+            api.put_slice("a", [endpoint("127.0.0.1")], port=int(worker.address.rpartition(":")[2]))
+            async with publishing(redis.url, address=worker.address):
+                await until(lambda: is_ready(fleet, "w0"))
+            await connection.call("DEL", keys.worker_keys("default", "w0").lease)
+            clock.shift_s = 10.0
+            await until(lambda: [row.holds for row in fleet.replicas()] == [(Hold.NO_LEASE,)])
+            clock.shift_s = 50.0
+            await until(lambda: clock() - discovery._registry._known[W0].row_at > 1.0)  # Redis has it no more
+            polls = discovery._registry._turn
+            await until(lambda: discovery._registry._turn >= polls + 4)
+            assert is_ready(fleet)
+            assert fleet.state(W0) is ReplicaState.READY
+            async with publishing(redis.url, address=worker.address):
+                await until(lambda: is_ready(fleet, "w0"))
+            assert discovery.endpoint_counts() == {"ready": 1, "serving": 1, "terminating": 0}
+    await connection.close()
+
+
+async def test_a_worker_that_never_registered_is_used_if_its_endpoint_is_ready(redis: RunningRedis) -> None:
+    with KubeApi() as api:
+        async with FakeWorker() as worker, discovering(redis.url, api=api.url) as (fleet, discovery):
+            api.put_slice("a", [endpoint("127.0.0.1")], port=int(worker.address.rpartition(":")[2]))
+            await until(lambda: is_ready(fleet, "w0") and discovery.redis_up and bool(discovery.kubernetes_up))
+            assert fleet.replicas()[0].holds == ()

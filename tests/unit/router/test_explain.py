@@ -33,6 +33,7 @@ def decision(decision_id: str, *, seed: int = 0) -> Decision:
         first_digest=key,
         seed=seed,
         excluded=frozenset(),
+        avoided=(),
         choice=choice,
     )
 

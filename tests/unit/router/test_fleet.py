@@ -10,8 +10,9 @@ from ostrya.api.v1.common_pb2 import LoadReport
 from ostrya.errors import Unavailable
 from ostrya.prefix.chain import RoutingDigest
 from ostrya.prefix.index import PrefixIndex
-from ostrya.router.fleet import Fleet, ReplicaInfo
-from ostrya.router.types import KnowledgeLevel, Load, ReplicaState, ReplicaView, WorkerId
+from ostrya.router.fleet import Fleet
+from ostrya.router.replica import ReplicaInfo
+from ostrya.router.types import ABSOLUTE_HOLDS, Hold, KnowledgeLevel, Load, ReplicaState, ReplicaView, WorkerId
 
 
 class Clock:
@@ -193,9 +194,53 @@ async def test_a_removed_replica_is_unavailable(fleet: Fleet) -> None:
     assert fleet.replicas() == []
 
 
-async def test_waiting_ends_when_a_replica_becomes_routable(fleet: Fleet) -> None:
-    assert not await fleet.wait_routable(timeout_s=0.01)
-    waiting = asyncio.create_task(fleet.wait_routable(timeout_s=5))
-    await asyncio.sleep(0)
+@pytest.mark.parametrize("hold", Hold)
+async def test_a_hold_by_address_keeps_new_work_away_and_what_runs_goes_on(fleet: Fleet, hold: Hold) -> None:
+    worker = add_ready(fleet)
+    request = fleet.begin(worker, prefill_tokens=5)
+    fleet.set_holds({"127.0.0.1:1": (hold,), "127.0.0.1:9": (hold,)})
+    is_absolute = hold in ABSOLUTE_HOLDS
+    (row,) = fleet.replicas()
+    assert (row.holds, row.state, row.is_routable) == ((hold,), ReplicaState.READY, not is_absolute)
+    assert len(fleet.snapshot().replicas) == (0 if is_absolute else 1)
+    assert fleet.stub(worker) is not None
+    request.end()
+    fleet.set_holds({})
+    assert (fleet.replicas()[0].holds, len(fleet.snapshot().replicas)) == ((), 1)
+
+
+async def test_a_hold_is_there_before_the_replica_is(fleet: Fleet) -> None:
+    fleet.set_holds({"127.0.0.1:1": (Hold.TERMINATING,)})
     add_ready(fleet)
-    assert await waiting
+    assert fleet.snapshot().replicas == ()
+
+
+async def test_only_routable_replicas_are_avoided_and_the_urgent_come_first(fleet: Fleet) -> None:
+    for number in range(4):
+        address = f"127.0.0.1:{number + 1}"
+        fleet.add(info(f"w{number}", address=address), grpc.aio.insecure_channel(address))
+        fleet.set_state(WorkerId(f"w{number}"), ReplicaState.READY)
+    assert fleet.avoided(is_long=True) == fleet.avoided(is_long=False) == ()
+    fleet.set_holds(
+        {
+            "127.0.0.1:1": (Hold.MAINTENANCE,),
+            "127.0.0.1:2": (Hold.TERMINATION_IMPENDING, Hold.MAINTENANCE),
+            "127.0.0.1:3": (Hold.TERMINATING, Hold.MAINTENANCE),
+        }
+    )
+    assert fleet.avoided(is_long=False) == ({"w1"},)
+    assert fleet.avoided(is_long=True) == ({"w1"}, {"w0", "w1"})
+    fleet.set_state(WorkerId("w1"), ReplicaState.DRAINING)
+    assert fleet.avoided(is_long=False) == ()
+
+
+async def test_a_change_of_holds_wakes_who_waits_and_no_change_does_not(fleet: Fleet) -> None:
+    add_ready(fleet)
+    fleet.set_holds({"127.0.0.1:1": (Hold.NOT_READY,)})
+    quiet = asyncio.ensure_future(fleet.wait_changed())
+    await asyncio.sleep(0)
+    fleet.set_holds({"127.0.0.1:1": (Hold.NOT_READY,)})
+    await asyncio.sleep(0)
+    assert not quiet.done()
+    fleet.set_holds({})
+    await quiet

@@ -12,10 +12,12 @@ from prometheus_client import CollectorRegistry, disable_created_metrics, genera
 
 from ostrya.api.v1 import common_pb2
 from ostrya.errors import NoReplica, Overloaded
-from ostrya.router.metrics import RouterMetrics
+from ostrya.router.fleet import ReplicaRow
+from ostrya.router.metrics import KubernetesMetrics, RouterMetrics
 from ostrya.router.observe import observed
 from ostrya.router.proxy import Part
-from ostrya.router.types import Choice, Reason, WorkerId
+from ostrya.router.replica import ReplicaInfo
+from ostrya.router.types import Choice, Hold, Load, Reason, ReplicaState, WorkerId
 from tests.unit.router.fleets import snapshot, view
 
 
@@ -37,6 +39,35 @@ class Follower:
 
     def staleness_s(self) -> dict[WorkerId, float]:
         return {WorkerId("w0"): 1.5}
+
+
+@dataclass
+class Watcher:
+    """Figures of a watch of endpoints."""
+
+    kubernetes_up: bool | None = True
+    watch_events: Counter[str] = field(default_factory=lambda: Counter(listed=2, failed=1))
+
+    def endpoint_counts(self) -> dict[str, int]:
+        return {"ready": 3, "serving": 4, "terminating": 1}
+
+
+def row(number: int, *holds: Hold) -> ReplicaRow:
+    info = ReplicaInfo(
+        worker_id=WorkerId(f"w{number}"),
+        address=f"127.0.0.1:{number}",
+        epoch=1,
+        model="tiny",
+        page_size=16,
+        routing_stride=1,
+        max_running=8,
+        context_tokens=2048,
+        vocab_size=1000,
+        prefix_credit=True,
+    )
+    return ReplicaRow(
+        info=info, state=ReplicaState.READY, load=Load(), load_age_s=0.0, in_flight=0, indexed_blocks=0, holds=holds
+    )
 
 
 def filled(registry: CollectorRegistry) -> RouterMetrics:
@@ -67,6 +98,8 @@ def test_promtool_finds_nothing_to_complain_about() -> None:
     registry = CollectorRegistry()
     disable_created_metrics()  # type: ignore[no-untyped-call]
     metrics = filled(registry)
+    metrics.queue_wait_s.observe(0.5)
+    KubernetesMetrics(registry).show(Watcher())
     with observed(metrics, Clock()) as observation:
         observation.part(part(1, 2))
     checked = subprocess.run(
@@ -122,3 +155,46 @@ def test_a_call_that_ended_late_is_a_deadline_and_otherwise_a_cancel(now: float,
         clock.now = now
         raise GeneratorExit
     assert registry.get_sample_value("ostrya_router_requests_total", {"code": code.name}) == 1
+
+
+def test_replicas_that_are_held_are_counted_by_why() -> None:
+    registry = CollectorRegistry()
+    metrics = filled(registry)
+    rows = [row(0, Hold.MAINTENANCE), row(1, Hold.MAINTENANCE, Hold.TERMINATION_IMPENDING), row(2)]
+    metrics.show_fleet(rows, snapshot(view(0)), redis_up=True)
+    shown = {hold: registry.get_sample_value("ostrya_router_replica_holds", {"hold": hold}) for hold in Hold}
+    assert (shown[Hold.MAINTENANCE], shown[Hold.TERMINATION_IMPENDING], shown[Hold.NO_LEASE]) == (2, 1, 0)
+    metrics.show_fleet([], snapshot(), redis_up=True)
+    assert registry.get_sample_value("ostrya_router_replica_holds", {"hold": "maintenance"}) == 0
+
+
+def test_a_router_is_in_one_state() -> None:
+    registry = CollectorRegistry()
+    metrics = filled(registry)
+
+    def states() -> list[float | None]:
+        name = "ostrya_router_lifecycle_state"
+        return [registry.get_sample_value(name, {"state": state}) for state in ("serving", "draining")]
+
+    assert states() == [0, 0]
+    metrics.enter("serving")
+    assert states() == [1, 0]
+    metrics.enter("draining")
+    assert states() == [0, 1]
+
+
+def test_the_watch_of_endpoints_is_shown_and_its_events_are_counted_once() -> None:
+    registry, watcher = CollectorRegistry(), Watcher()
+    metrics = KubernetesMetrics(registry)
+    for listed in (2, 2, 5):
+        watcher.watch_events["listed"] = listed
+        metrics.show(watcher)
+    read = registry.get_sample_value
+    assert read("ostrya_router_kubernetes_up") == 1
+    assert read("ostrya_router_kubernetes_watch_total", {"event": "listed"}) == 5
+    assert read("ostrya_router_kubernetes_watch_total", {"event": "failed"}) == 1
+    assert read("ostrya_router_kubernetes_watch_total", {"event": "expired"}) == 0
+    assert read("ostrya_router_endpoints", {"condition": "serving"}) == 4
+    watcher.kubernetes_up = False
+    metrics.show(watcher)
+    assert read("ostrya_router_kubernetes_up") == 0

@@ -216,3 +216,42 @@ def test_full_batches_and_full_pages_cost_decode_time() -> None:
     assert costs["w0"] == 0
     assert costs["w0"] < costs["w1"] < costs["w3"]
     assert costs["w0"] < costs["w2"] < costs["w3"]
+
+
+def test_avoided_replicas_are_taken_only_for_want_of_others() -> None:
+    fleet = snapshot(view(0), view(1, own_requests=9, own_prefill_tokens=9_000))
+    w0, w1 = frozenset({WorkerId("w0")}), frozenset({WorkerId("w1")})
+
+    def pick(*avoided: frozenset[WorkerId], excluded: frozenset[WorkerId] = frozenset()) -> str | None:
+        choice = choose(fleet, {}, num_tokens=100, first_digest=KEY, seed=0, excluded=excluded, avoided=avoided)
+        return None if choice is None else choice.worker_id
+
+    assert pick() == "w0"
+    assert pick(w0) == "w1"
+    assert pick(w0 | w1) == "w0"
+    assert pick(w0, w1) == "w1", "the most urgent is heeded first"
+    assert pick(w1, w0) == "w0"
+    assert pick(w0, excluded=w1) == "w0"
+    assert pick(w0, excluded=w0 | w1) is None
+
+
+@given(
+    num=st.integers(1, 6),
+    groups=st.lists(st.frozensets(st.integers(0, 7)), max_size=3),
+    out=st.frozensets(st.integers(0, 7)),
+    level=st.sampled_from(KnowledgeLevel),
+)
+def test_avoiding_never_leaves_a_request_without_a_replica(
+    num: int, groups: list[frozenset[int]], out: frozenset[int], level: KnowledgeLevel
+) -> None:
+    fleet = snapshot(*(view(n) for n in range(num)), level=level)
+    excluded = frozenset(WorkerId(f"w{n}") for n in out)
+    avoided = tuple(frozenset(WorkerId(f"w{n}") for n in group) for group in groups)
+    plain = choose(fleet, {}, num_tokens=10, first_digest=KEY, seed=1, excluded=excluded)
+    choice = choose(fleet, {}, num_tokens=10, first_digest=KEY, seed=1, excluded=excluded, avoided=avoided)
+    assert (choice is None) == (plain is None)
+    if choice is not None and avoided:
+        others = {one.worker_id for one in fleet.replicas} - excluded - avoided[0]
+        assert choice.worker_id in others or not others
+        rows = candidates(fleet, {}, num_tokens=10, excluded=excluded, avoided=avoided)
+        assert choice.worker_id in {row.worker_id for row in rows}

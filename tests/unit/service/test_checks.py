@@ -18,12 +18,62 @@ def test_every_problem_of_a_router_is_told_at_once() -> None:
     assert all(word in told for word in ("redis_url", "loud", "max_attempts", "drain_timeout_s", "host:port"))
 
 
-def test_a_refused_redis_url_does_not_show_its_password() -> None:
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_a_worker_on_every_interface_must_say_where_it_is(host: str) -> None:
+    with pytest.raises(ConfigError, match="set advertise_address"):
+        WorkerSettings(worker_id="w", host=host).check()
+    WorkerSettings(worker_id="w", host=host, advertise_address="10.0.0.1:50052").check()
+
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        SECRET,
+        f"{SECRET}:h",
+        f"http://:{SECRET}@h/0",
+        "redis://",
+        "redis:///0",
+        "redis://h:port/0",
+        "redis://h:99999",
+        f"redis://:{SECRET}/x@h",
+        f"redis://u:{SECRET}#x@h",
+        f"redis://u:1?{SECRET}@h",
+        f"redis://u:1/{SECRET}@h",
+        f"redis://h/{SECRET}",
+        f"redis://h?password={SECRET}",
+        f"rediss://h?ssl_ca={SECRET}",
+        f"rediss://h?ssl_cert_reqs={SECRET}",
+        f"rediss://h?{SECRET}=1",
+        f"unix://?db={SECRET}",
+        f"unix:///s?password={SECRET}",
+        f"redis://[{SECRET}]@h",
+    ],
+)
+def test_a_redis_url_that_cannot_work_is_refused_without_a_part_of_it(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        WorkerSettings(worker_id="w", redis_url="http://:hunter2@h/0").check()
-    assert "hunter2" not in str(refused.value)
+        WorkerSettings(worker_id="w", redis_url=url).check()
+    assert "redis_url" in str(refused.value)
+    assert SECRET not in str(refused.value)
 
 
-@pytest.mark.parametrize("url", ["redis://h:1/0", "rediss://user:word@h", "unix:///run/redis.sock"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h",
+        "redis://h:1/0",
+        "redis://:word@h:1",
+        "redis://us%40er:p%2Fa%3Fs%23s@h:6379/12",
+        "redis://[::1]:6379/0",
+        "rediss://user:word@h",
+        "rediss://h:6380/0?ssl_ca_certs=/etc/ca.crt&ssl_certfile=/c&ssl_keyfile=/k&ssl_check_hostname=true",
+        "rediss://h?ssl_cert_reqs=none",
+        "unix:///run/redis.sock",
+        "unix:///run/redis.sock?db=3",
+    ],
+)
 def test_redis_urls_that_work_are_taken(url: str) -> None:
     WorkerSettings(worker_id="w", redis_url=url).check()

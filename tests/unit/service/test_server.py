@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 from ostrya.api.v1 import inference_pb2, inference_pb2_grpc
 from ostrya.service.logs import JsonFormatter
 from ostrya.service.metrics import MetricsEndpoint
-from ostrya.service.server import GrpcServer, channel
+from ostrya.service.server import LIVENESS, GrpcServer, channel
 
 NAME = "ostrya.api.v1.InferenceService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -41,6 +41,55 @@ async def test_health_is_not_serving_until_told_and_watchers_hear_it() -> None:
             assert answer.status == NOT_SERVING
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=NAME), timeout=5)  # type: ignore[attr-defined]
         assert (await watch.read()).status == NOT_SERVING
+        await server.set_serving(True)
+        assert (await watch.read()).status == SERVING
+        watch.cancel()
+    await server.stop(0)
+
+
+async def test_liveness_is_apart_from_readiness() -> None:
+    server = server_of()
+    port = await server.start()
+    async with channel(f"127.0.0.1:{port}", max_message_bytes=1 << 20) as open_channel:
+        stub = health_pb2_grpc.HealthStub(open_channel)
+
+        async def states() -> list[int]:
+            return [
+                (await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)).status  # type: ignore[attr-defined]
+                for name in (NAME, LIVENESS)
+            ]
+
+        assert await states() == [NOT_SERVING, NOT_SERVING]
+        await server.set_alive(True)
+        assert await states() == [NOT_SERVING, SERVING]
+        await server.set_serving(True)
+        await server.set_serving(False)
+        assert await states() == [NOT_SERVING, SERVING]
+    await server.stop(0)
+
+
+async def test_who_watches_health_does_not_hold_up_the_end() -> None:
+    server = server_of()
+    port = await server.start()
+    async with channel(f"127.0.0.1:{port}", max_message_bytes=1 << 20) as open_channel:
+        stub = health_pb2_grpc.HealthStub(open_channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=NAME), timeout=60)  # type: ignore[attr-defined]
+        assert (await watch.read()).status == NOT_SERVING
+        async with asyncio.timeout(10):
+            await server.stop(30)
+            assert await watch.read() is grpc.aio.EOF
+
+
+async def test_a_connection_of_age_gives_way_to_a_new_one_and_keeps_its_stream() -> None:
+    server = GrpcServer("127.0.0.1", 0, max_message_bytes=1024, services=[NAME], max_connection_age_s=0.2)
+    port = await server.start()
+    async with channel(f"127.0.0.1:{port}", max_message_bytes=1 << 20) as open_channel:
+        stub = health_pb2_grpc.HealthStub(open_channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=NAME), timeout=10)  # type: ignore[attr-defined]
+        assert (await watch.read()).status == NOT_SERVING
+        # GOAWAY takes the channel out of READY; the stream on the old connection goes on.
+        async with asyncio.timeout(10):
+            await open_channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
         await server.set_serving(True)
         assert (await watch.read()).status == SERVING
         watch.cancel()

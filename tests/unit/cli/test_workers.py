@@ -1,0 +1,79 @@
+"""`ostrya workers` and what it does to one."""
+
+from collections.abc import Callable
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ostrya.cli.workers import app
+from ostrya.errors import Unavailable
+from tests.fakes.router import FakeRouter
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(router: FakeRouter) -> Run:
+    def run(*words: str, target: str = "") -> Result:
+        return CliRunner().invoke(app, list(words), env={"OSTRYA_TARGET": target or router.target, "COLUMNS": "200"})
+
+    return run
+
+
+def test_without_a_subcommand_it_is_the_list_with_what_holds_each_replica(run: Run, router: FakeRouter) -> None:
+    router.holds = ["maintenance", "termination_impending"]
+    result = run()
+    assert result.exit_code == 0
+    assert "ready, maintenance, termination impending" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "order", "line"),
+    [
+        (("cordon",), ("cordon", None), "worker-0 is cordoned: it takes no new work\n"),
+        (("uncordon",), ("uncordon", None), "worker-0 is uncordoned: it takes new work\n"),
+        (("drain",), ("drain", None), "worker-0 is drained: it takes no new work and has none\n"),
+        (("drain", "--timeout-s", "2.5"), ("drain", 2.5), "worker-0 is drained: it takes no new work and has none\n"),
+    ],
+)
+def test_a_worker_is_told_and_a_line_says_so(
+    run: Run, router: FakeRouter, words: tuple[str, ...], order: tuple[str, float | None], line: str
+) -> None:
+    result = run(*words, "worker-0")
+    assert (result.exit_code, result.stdout) == (0, line)
+    assert router.orders == [(order[0], "worker-0", order[1])]
+
+
+def test_a_drain_says_what_went_on_elsewhere(run: Run, router: FakeRouter) -> None:
+    router.num_cancelled = 3
+    assert "; 3 requests were still running and go on elsewhere\n" in run("drain", "worker-0").stdout
+
+
+@pytest.mark.parametrize("what", ["cordon", "uncordon", "drain"])
+def test_an_unknown_worker_is_one_line_and_an_exit_code(run: Run, what: str) -> None:
+    result = run(what, "worker-9")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: replica 'worker-9' is not known here; replicas: worker-0\n",
+    )
+
+
+def test_a_worker_that_does_not_answer_is_one_line(run: Run, router: FakeRouter) -> None:
+    router.failures = [Unavailable("replica worker-0 did not answer", retry_after_s=0.01) for _ in range(3)]
+    result = run("cordon", "worker-0")
+    assert (result.exit_code, result.stderr) == (1, "error: replica worker-0 did not answer\n")
+
+
+def test_the_target_may_stand_before_or_after_the_subcommand(run: Run, router: FakeRouter) -> None:
+    for words in (
+        ("--target", router.target, "cordon", "worker-0"),
+        ("cordon", "worker-0", "--target", router.target),
+        ("--target", "127.0.0.1:1", "cordon", "worker-0", "--target", router.target),
+    ):
+        assert run(*words, target="127.0.0.1:1").exit_code == 0
+    assert len(router.orders) == 3
+
+
+def test_a_negative_drain_time_is_a_usage_error(run: Run, router: FakeRouter) -> None:
+    assert run("drain", "worker-0", "--timeout-s=-1").exit_code == 2
+    assert router.orders == []
