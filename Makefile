@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PEER := .venv-peer
 WORKERS ?= 2
 
-.PHONY: serve check test lint protos bench-router bench-engine golden clean
+.PHONY: serve check test test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-engine golden clean
 
 serve: $(STAMP)  ## Redis, router and two workers on this machine; streams one answer
 	$(BIN)/ostrya up --workers $(WORKERS)
@@ -16,8 +16,11 @@ serve: $(STAMP)  ## Redis, router and two workers on this machine; streams one a
 check: $(STAMP)  ## the same stack through the acceptance scenario
 	$(BIN)/ostrya up --check
 
-test: lint  ## everything CI runs
-	$(BIN)/pytest
+test: lint  ## all tests but tests/ops
+	$(BIN)/pytest --ignore=tests/ops
+
+test-ops: $(STAMP)  ## dashboards against a real Prometheus; the images' install lines (12 GB; K='not xla' leaves out most)
+	$(BIN)/pytest tests/ops $(if $(K),-k "$(K)")
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -29,6 +32,18 @@ lint: $(STAMP)
 
 protos: $(STAMP)  ## regenerates services/ostrya/api
 	.ci/generate-protos $(BIN) services
+
+locks: $(STAMP)  ## the images' lock files, anew
+	$(BIN)/python deploy/docker/lock.py
+
+chart-docs: $(STAMP)  ## the table of values in helm/ostrya/README.md
+	$(BIN)/python helm/values_table.py
+
+dashboards: $(STAMP)  ## deploy/observability/dashboards from boards/*.py
+	$(BIN)/python -m deploy.observability.generate
+
+screenshots: $(STAMP)  ## of the dashboards, from a real Prometheus under load; minutes
+	$(BIN)/python -m tests.ops.screenshots
 
 bench-router: $(STAMP)
 	$(BIN)/python -m tests.bench.router

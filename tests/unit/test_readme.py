@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from ostrya.router.metrics import RouterMetrics
+from ostrya.router.metrics import KubernetesMetrics, RouterMetrics
 from ostrya.service.metrics import MetricsEndpoint
 from ostrya.worker.metrics import WorkerMetrics
 from tests.fakes.router import FakeRouter
@@ -47,6 +47,7 @@ def rows(registry: CollectorRegistry) -> Iterator[str]:
 def test_the_metrics_table_is_what_the_processes_export() -> None:
     registry = CollectorRegistry()
     RouterMetrics(registry, model="m", pool="p")
+    KubernetesMetrics(registry)
     WorkerMetrics(registry, model="m")
     MetricsEndpoint(registry, "127.0.0.1", 0)
     expected = sorted(rows(registry))
