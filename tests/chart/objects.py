@@ -100,6 +100,7 @@ class BudgetSpec(Part, frozen=True, kw_only=True):
     selector: Selector
     min_available: int | str | None = None
     max_unavailable: int | str | None = None
+    unhealthy_pod_eviction_policy: str = "IfHealthyBudget"
 
 
 class ScaleTarget(Part, frozen=True, kw_only=True):

@@ -60,10 +60,16 @@ def value_files() -> dict[str, Path | None]:
     return {"defaults": None} | {f"{one.parent.name}/{one.stem}": one for one in files}
 
 
+# What a values file leaves to its user, and says so in its first lines.
+LEFT_TO_THE_USER: dict[str, Tree] = {
+    "values/tpu7x-16": {"pools": {"default": {"model": {"gcsFuse": {"bucket": "models"}}}}},
+}
+
+
 def overrides(name: str) -> Tree:
-    """What a values file of value_files() says."""
+    """What a values file of value_files() says, together with what its user must say."""
     path = value_files()[name]
-    return _read_values(path) if path else {}
+    return merged(_read_values(path) if path else {}, LEFT_TO_THE_USER.get(name, {}))
 
 
 def preset(name: str, more: Tree | None = None, *, release: str = "ostrya") -> Render:

@@ -65,6 +65,8 @@ def test_what_a_fetch_brings_lies_where_the_main_container_looks(shown: Render) 
             read = options(command_of(shown, pod, pod.main))
             if asked["phase"] == "fetch_model":
                 assert str(target) == read["model"]
+                # Routers need no weights; with them they would ask for as much disk and time as a worker.
+                assert asked["only"] == ("tokenizer" if pod.component == "router" else None)
             mounts = {mount.mount_path: mount.name for mount in pod.main.volume_mounts}
             written = {mount.mount_path: mount.name for mount in init.volume_mounts if not mount.read_only}
             shared = [path for path in (target, *target.parents) if str(path) in written]
@@ -74,6 +76,21 @@ def test_what_a_fetch_brings_lies_where_the_main_container_looks(shown: Render) 
                 reports = str(asked["report_dir"])
                 assert reports == read["start_report_dir"]
                 assert mounts[reports] == written[reports]
+
+
+def test_the_compile_cache_of_xla_is_in_the_volume_that_keeps_it(shown: Render) -> None:
+    for pod in pods(shown, "worker"):
+        command = command_of(shown, pod, pod.main)
+        # torch_xla's name for it, which no other backend reads.
+        cache = dict(command.env).get("XLA_PERSISTENT_CACHE_PATH")
+        assert (cache is not None) is (options(command)["backend"] == "xla"), f"{pod}"
+        (mount,) = [one for one in pod.main.volume_mounts if one.name == "compile-cache"]
+        assert not mount.read_only
+        assert cache is None or Path(mount.mount_path) in Path(cache).parents
+        for init in pod.spec.init_containers:
+            asked = options(command_of(shown, pod, init))
+            if asked["phase"] == "fetch_compile_cache" and cache is not None:
+                assert asked["destination"] == Path(cache)
 
 
 @pytest.mark.parametrize("component", ["router", "worker"])

@@ -61,6 +61,8 @@ def needed(shown: Render) -> Iterator[Flow]:
     for router in routers:
         if not _policy(shown)["clients"]:
             yield CLIENT, router, GRPC
+        # `ostrya doctor` in a router asks each router of its pool.
+        yield from ((router, replace(one, name="another router"), GRPC) for one in routers if same_pool(router, one))
         yield from ((router, worker, GRPC) for worker in workers if same_pool(router, worker))
         yield from ((router, one, 6379) for one in redis)
         yield from ((scraper, router, METRICS) for scraper in scrapers)
@@ -88,6 +90,8 @@ def unneeded(shown: Render) -> Iterator[Flow]:
         yield CLIENT, router, METRICS
         yield PROMETHEUS, router, GRPC
         yield router, CLIENT, 8080
+        yield from ((router, other, GRPC) for other in routers if not same_pool(router, other))
+        yield from ((router, other, METRICS) for other in routers)
         yield from ((router, worker, METRICS) for worker in workers)
         yield from ((router, worker, GRPC) for worker in workers if not same_pool(router, worker))
         yield router, API_SERVER, 8443
@@ -201,6 +205,20 @@ def test_pools_are_closed_to_one_another_and_releases_too() -> None:
             assert not allows(policies, addressed(router), stranger, 6379)
 
 
+def test_another_release_without_policies_reaches_no_more_than_a_client_and_is_not_closed_by_ours() -> None:
+    shown, other = render(TWO_POOLS), render(TWO_POOLS | {"networkPolicy": {"enabled": False}}, release="second")
+    policies = shown.of("NetworkPolicy")
+    for policy in policies:
+        selector = policy.spec(NetworkPolicySpec).pod_selector
+        closed = [str(pod) for pod in pods(other) if selector.selects(pod.labels)]
+        assert closed == [], f"{policy} closes pods of another release"
+    for stranger in map(addressed, map(end_of, pods(other))):
+        for end in map(end_of, pods(shown)):
+            for port in end.ports:
+                is_client = end.labels["app.kubernetes.io/component"] == "router" and port == GRPC
+                assert allows(policies, stranger, end, port) is is_client, f"{stranger.name} -> {end.name}:{port}"
+
+
 def test_only_the_named_clients_reach_routers() -> None:
     front = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "front"}}}
     shown = render({"networkPolicy": {"clients": [front]}})
@@ -208,6 +226,7 @@ def test_only_the_named_clients_reach_routers() -> None:
     policies = shown.of("NetworkPolicy")
     assert allows(policies, replace(STRANGER, namespace="front"), router, GRPC)
     assert not allows(policies, CLIENT, router, GRPC)
+    assert allows(policies, router, replace(router, name="another router"), GRPC)
 
 
 def test_only_the_named_scraper_reaches_metrics() -> None:

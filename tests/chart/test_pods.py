@@ -59,6 +59,15 @@ def test_baseline_relaxes_tpu_workers_alone(name: str) -> None:
         assert bool(restricted(pod)) is uses_tpu, f"{pod}: {restricted(pod)}"
 
 
+_UNITS = {"m": 1e-3, "": 1.0, "Mi": 2.0**20, "Gi": 2.0**30}
+
+
+def amount(quantity: str | int | float) -> float:
+    """Cores, bytes or chips."""
+    digits, unit = re.fullmatch(r"([0-9.]+)(\D*)", str(quantity)).groups()  # type: ignore[union-attr]
+    return float(digits) * _UNITS[unit]
+
+
 def test_no_container_writes_to_its_own_root(shown: Render) -> None:
     for pod in pods(shown):
         for container in pod.spec.all_containers:
@@ -95,6 +104,9 @@ def test_every_container_says_what_it_needs_and_bounds_its_memory(shown: Render)
             resources = container.resources
             assert {"cpu", "memory"} <= resources.requests.keys(), f"{container.name} of {pod}"
             assert "memory" in resources.limits, f"{container.name} of {pod}"
+            for name in resources.requests.keys() & resources.limits.keys():
+                asked, most = amount(resources.requests[name]), amount(resources.limits[name])
+                assert asked <= most, f"{container.name} of {pod} asks for more {name} than its limit"
 
 
 def test_options_agree_with_what_kubernetes_is_told(shown: Render) -> None:
@@ -199,6 +211,8 @@ def test_an_update_of_workers_takes_no_spare_slice_and_one_of_routers_loses_none
                 assert spec.update_strategy.type == "RollingUpdate"
                 assert spec.update_strategy.rolling_update.max_unavailable in (None, 1)
                 assert shown.has("Service", spec.service_name)
+                # One replica that does not come up must not keep the others from coming.
+                assert spec.pod_management_policy == "Parallel"
             case "LeaderWorkerSet":
                 rolling = pod.owner.spec(LeaderWorkerSetSpec).rollout_strategy.rolling_update_configuration
                 assert (rolling.max_unavailable, rolling.max_surge) == (1, 0)

@@ -205,6 +205,8 @@ def test_a_disruption_budget_covers_one_workload_and_always_leaves_an_eviction(s
         # minAvailable would block every drain of a node once the replicas are down to it.
         assert spec.min_available is None
         assert spec.max_unavailable not in (None, 0, "0%"), f"{budget} lets no pod go"
+        # A pod that is not ready (a worker that compiles for half an hour) must not hold up a node's drain.
+        assert spec.unhealthy_pod_eviction_policy == "AlwaysAllow", f"{budget} keeps pods that serve nobody"
 
 
 def test_no_two_objects_share_kind_and_name(shown: Render) -> None:
@@ -288,6 +290,21 @@ def test_two_pools_share_no_object_and_no_pod() -> None:
         if selected[0].component != "redis":
             assert len({pod.pool for pod in selected}) == 1
             assert POOL in service.spec(ServiceSpec).selector
+
+
+def test_a_pool_may_change_between_one_host_and_several() -> None:
+    """The LeaderWorkerSet controller makes a StatefulSet and a Service of the set's own name."""
+    one, several = (
+        render(TWO_POOLS | {"pools": {"large": {"backend": "xla", "slice": slice_values}, "default": None}})
+        for slice_values in (
+            {"generation": "v6e", "machineType": "ct6e-standard-8t", "topology": "2x4"},
+            {"generation": "v6e", "machineType": "ct6e-standard-4t", "topology": "4x4"},
+        )
+    )
+    (of_slices,) = several.of("LeaderWorkerSet")
+    for shown in (one, several):
+        assert not shown.has("StatefulSet", of_slices.name)
+        assert not shown.has("Service", of_slices.name)
 
 
 # The second two are cut to the same first characters.

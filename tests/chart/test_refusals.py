@@ -94,18 +94,18 @@ WRONG: dict[str, tuple[Tree, tuple[str, ...]]] = {
     "no pages": (pool(engine={"numPages": 0}), ("/engine/numPages", "minimum")),
     "memory in a wrong unit": ({"redis": {"bundled": {"maxMemory": "256Mi"}}}, ("/redis/bundled/maxMemory", "256Mi")),
     "a size in a wrong unit": (pool(sharedMemory="1 GB"), ("/sharedMemory", "1 GB")),
-    "an image without a tag": (pool(image="registry/worker"), ("/pools/default/image", "registry/worker")),
+    "an image without a tag": (pool(image="registry/worker"), ("pools.default.image", "registry/worker", "NAME:TAG")),
     "a secret in the URL": (
         {"redis": {"mode": "external", "external": {"url": "redis://user:pass@h:6379"}}},
-        ("/redis/external/url",),
+        ("redis.external.url", "redis.external.username", "redis.external.existingSecret"),
     ),
     "a collector with a scheme": (
         {"tracing": {"otlpEndpoint": "http://c:4317"}},
-        ("/tracing/otlpEndpoint", "http://c"),
+        ("tracing.otlpEndpoint", "http://c", "https://HOST:PORT"),
     ),
     "a bucket of another cloud": (
         pool(model={"source": "gs", "gs": {"url": "s3://b/m"}}),
-        ("/model/gs/url", "s3://b/m", "gs://"),
+        ("pools.default.model.gs.url", "s3://b/m", "gs://"),
     ),
     "level": ({"podSecurity": "privileged"}, ("/podSecurity", "'restricted', 'baseline'")),
     "discovery": ({"discovery": "dns"}, ("/discovery", "'registry', 'kubernetes'")),

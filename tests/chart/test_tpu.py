@@ -1,6 +1,7 @@
 """What the chart knows of TPUs is true: each slice of tpus.py renders to its chips and hosts, and no other does."""
 
-import re
+import math
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,8 @@ from tests.chart.manifest import Tree
 from tests.chart.objects import LeaderWorkerSetSpec
 from tests.chart.pods import pods
 from tests.chart.render import Refused, Render, preset, render
-from tests.chart.tpus import MACHINES, SLICES, Slice
+from tests.chart.test_pods import amount
+from tests.chart.tpus import BFLOAT16_BYTES, HBM_GB, MACHINES, MODELS, SLICES, Slice
 
 PRESETS = {
     "values/v5e-1": ("ct5lp-hightpu-1t", "1x1"),
@@ -74,12 +76,31 @@ def test_a_worker_of_a_preset_fits_its_machine(name: str) -> None:
             assert amount(init.resources.requests["cpu"]) <= 0.9 * cpus
 
 
-_UNITS = {"m": 1e-3, "": 1.0, "Mi": 2.0**20, "Gi": 2.0**30}
+# Stays free on each chip for activations, compiled programs and the runtime: a step of 2048 tokens of the widest of
+# these models takes well below 1 GB (2048 x 16384 x 2 bytes = 67 MB a tensor), the runtime about as much.
+FREE_GB = 2.0
 
 
-def amount(quantity: str | int | float) -> float:
-    digits, unit = re.fullmatch(r"([0-9.]+)(\D*)", str(quantity)).groups()  # type: ignore[union-attr]
-    return float(digits) * _UNITS[unit]
+@pytest.mark.parametrize("name", PRESETS)
+def test_weights_and_pages_of_a_preset_fit_into_the_memory_of_its_chips(name: str) -> None:
+    """Per chip: weights / chips + tokens x 2 (K and V) x layers x KV heads of the chip x head dim x bytes.
+
+    Chips share out weights and KV heads; where there are more chips than KV heads, each still holds one.
+    """
+    rendered = preset(name)
+    (leader,) = [pod for pod in pods(rendered, "worker") if pod.leads]
+    asked = options(command_of(rendered, leader, leader.main))
+    (expected,) = [one for one in SLICES if (one.machine_type, one.topology) == PRESETS[name]]
+    model = MODELS[Path(str(asked["model"])).name]
+    assert asked["dtype"] == "bfloat16"
+    tokens = int(str(asked["num_pages"])) * int(str(asked["page_size"]))
+    kv_heads = math.ceil(model.kv_heads / expected.chips)
+    pages_gb = tokens * 2 * model.layers * kv_heads * model.head_dim * BFLOAT16_BYTES / 1e9
+    weights_gb = model.billions * BFLOAT16_BYTES / expected.chips
+    assert weights_gb + pages_gb + FREE_GB <= HBM_GB[expected.generation]
+    for volume in leader.spec.volumes:
+        if volume["name"] == "model" and "emptyDir" in volume:
+            assert amount(volume["emptyDir"]["sizeLimit"]) >= model.billions * BFLOAT16_BYTES * 1e9  # type: ignore[index]
 
 
 @pytest.mark.parametrize("machine_type", sorted({one.machine_type for one in SLICES}))

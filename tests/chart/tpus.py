@@ -75,3 +75,28 @@ MACHINES = {
     "tpu7x-standard-4t": (224, 960),
 }
 """vCPUs and GB of a machine type, from Compute Engine's machine-family pages."""
+
+HBM_GB = {"v5e": 16, "v5p": 95, "v6e": 32, "tpu7x": 192}
+"""Of one chip, from Cloud TPU's page of each generation (docs.cloud.google.com/tpu/docs/v6e and its neighbours)."""
+
+BFLOAT16_BYTES = 2
+
+
+class Model(NamedTuple):
+    """From the config.json and the model card of its repository on the hub."""
+
+    billions: float
+    """Of parameters."""
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+MODELS = {
+    "Qwen3-4B": Model(4.02, 36, 8, 128),
+    "Qwen3-8B": Model(8.19, 36, 8, 128),
+    "Qwen3-32B": Model(32.76, 64, 8, 128),
+    "Qwen2.5-72B-Instruct": Model(72.71, 80, 8, 128),
+    "Llama-3.1-405B-Instruct": Model(405.85, 126, 8, 128),
+}
+"""What the presets serve, by the last part of its path."""

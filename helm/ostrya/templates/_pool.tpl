@@ -7,11 +7,13 @@
 {{- $root := .root -}}
 {{- $full := include "ostrya.fullname" $root -}}
 {{- $where := printf "pools.%s" .name -}}
-{{- if or (eq .name "redis") (regexMatch "-(routers?|workers?)$" .name) -}}
-{{- fail (printf "%s: the name is taken by objects of the chart; it must not be redis or end in -router(s) or -worker(s)" $where) -}}
+{{- if or (eq .name "redis") (regexMatch "-(routers?|workers?|slices)$" .name) -}}
+{{- fail (printf "%s: the name is taken by objects of the chart; it must not be redis or end in -router(s), -worker(s) or -slices" $where) -}}
 {{- end -}}
 {{- $pool := mergeOverwrite (deepCopy $root.Values.poolDefaults) (deepCopy (get $root.Values.pools .name | default dict)) -}}
 {{- $router := mergeOverwrite (deepCopy $root.Values.router) (deepCopy $pool.router) -}}
+{{- include "ostrya.refusals.null" (dict "where" "poolDefaults" "with" $pool "fields" (list "model" "engine" "slice" "compileCache" "resources" "autoscaling" "podDisruptionBudget" "serviceAccount")) -}}
+{{- include "ostrya.refusals.null" (dict "where" "router" "with" $router "fields" (list "resources" "service" "autoscaling" "podDisruptionBudget" "serviceAccount")) -}}
 {{- $slice := include "ostrya.slice" (dict "where" $where "slice" $pool.slice) | fromJson -}}
 {{- $tpu := not (empty $slice) -}}
 {{- $_ := set $pool "name" .name -}}
@@ -31,6 +33,7 @@
 {{- include "ostrya.pool.model" $pool -}}
 {{- include "ostrya.pool.scaling" $pool -}}
 {{- include "ostrya.pool.extras" $pool -}}
+{{- include "ostrya.refusals.pool" (dict "root" $root "pool" $pool) -}}
 {{- include "ostrya.account" (dict "where" (printf "%s.serviceAccount" $where) "account" $pool.serviceAccount "default" $pool.workerName) -}}
 {{- include "ostrya.account" (dict "where" (printf "%s.router.serviceAccount" $where) "account" $router.serviceAccount "default" $router.name) -}}
 {{- $_ := set $pool "startupBudget" ($pool.startupBudgetSeconds | default ($tpu | ternary 1800 300)) -}}
@@ -105,7 +108,8 @@
 {{- $_ := set . "nodeLabels" $labels -}}
 {{- end -}}
 
-{{/* The object that runs the workers. */}}
+{{/* The object that runs the workers. A LeaderWorkerSet has a name of its own, because its controller gives it to a
+     StatefulSet and a Service: a pool may change between one host and several. Sets workloadName, workloadVersion. */}}
 {{- define "ostrya.pool.workload" -}}
 {{- $many := gt (int .hosts) 1 -}}
 {{- if and $many (has .workload (list "StatefulSet" "Deployment")) -}}
@@ -117,6 +121,8 @@
 {{- if eq .workload "auto" -}}
 {{- $_ := set . "workload" ($many | ternary "LeaderWorkerSet" "StatefulSet") -}}
 {{- end -}}
+{{- $_ := set . "workloadName" ($many | ternary (printf "%s-slices" .service) .workerName) -}}
+{{- $_ := set . "workloadVersion" ($many | ternary "leaderworkerset.x-k8s.io/v1" "apps/v1") -}}
 {{- end -}}
 
 {{/* Exactly one model source, whole. Sets modelPath, and fetch (source of the init container's download) where there is

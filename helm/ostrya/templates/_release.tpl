@@ -33,6 +33,7 @@
 {{- if and .Values.priorityClass.create (not .Values.priorityClass.name) -}}
 {{- fail "priorityClass.create needs priorityClass.name, the name of the PriorityClass" -}}
 {{- end -}}
+{{- include "ostrya.refusals.release" . -}}
 {{- end -}}
 
 {{/* Labels that no selector, service or scraper of ours reads. */}}

@@ -117,7 +117,8 @@ spec:
         preStop:
           sleep:
             {{- if .follower }}
-            # All hosts of a slice are told to end together; these compute until host 0 has drained.
+            # All hosts of a slice are told to end together; these compute until host 0 has drained. They cannot tell a drain
+            # from a crash, after which they hold up the new group as long.
             seconds: {{ include "ostrya.sum" (list $pool.preStopSeconds $pool.drainTimeoutSeconds) }}
             {{- else }}
             seconds: {{ $pool.preStopSeconds }}
