@@ -3,18 +3,19 @@
 #
 #     PROJECT=… CLUSTER=… LOCATION=… ZONE=… deploy/gke/node-pools.sh PRESET
 #
-#   PRESET     v5e-1 v5e-8 v6e-1 v6e-8 v5p-4 tpu7x-4 tpu7x-16
-#   CAPACITY   on-demand (default), spot, flex-start, or reservation with RESERVATION=name
-#   SLICES     slices of a single-host preset in the pool (default 1); a multi-host pool is always one slice
-#   DRY_RUN=1  prints the commands, runs nothing
+#   PRESET         v5e-1 v5e-8 v6e-1 v6e-8 v5p-4 tpu7x-4 tpu7x-16
+#   CAPACITY       on-demand (default), spot, flex-start, or reservation with RESERVATION=name
+#   SLICES         how many slices (default 1): nodes of one pool for a preset with one host, pools for one with several
+#   POLICY_ONLY=1  makes the workload policy of a preset with several hosts and no pool: what a ComputeClass needs
+#   DRY_RUN=1      prints the commands, runs nothing
 #
 # Flags, and which exclude which: `gcloud container node-pools create` (docs.cloud.google.com/sdk/gcloud/reference), and
-# what xpk passes (AI-Hypercomputer/xpk: src/xpk/core/nodepool.py): no --tpu-topology on one host, since the machine type
-# says it; on tpu7x a workload policy instead of it (docs.cloud.google.com/kubernetes-engine/docs/concepts/tpu-ironwood).
-# Not run on hardware by this project.
+# what xpk passes (AI-Hypercomputer/xpk: src/xpk/core/nodepool.py, capacity.py): no --tpu-topology on one host, since the
+# machine type says it; on tpu7x a workload policy instead of it (docs.cloud.google.com/kubernetes-engine/docs/concepts/
+# tpu-ironwood). Not run on hardware by this project.
 set -euo pipefail
 
-usage() { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
 preset=${1:-}
 case "$preset" in
@@ -34,10 +35,12 @@ run() {
   [ -n "${DRY_RUN:-}" ] || "$@"
 }
 
-nodes=$((hosts == 1 ? ${SLICES:-1} : hosts))
-pool=ostrya-$preset
+slices=${SLICES:-1}
+[[ "$slices" =~ ^[1-9][0-9]*$ ]] || { echo "SLICES is '$slices'; it must be a number, 1 or more" >&2; exit 2; }
+nodes=$((hosts == 1 ? slices : hosts))
+pools=$((hosts == 1 ? 1 : slices))
 arguments=(
-  "$pool" --project="$PROJECT" --cluster="$CLUSTER" --location="$LOCATION" --node-locations="$ZONE"
+  --project="$PROJECT" --cluster="$CLUSTER" --location="$LOCATION" --node-locations="$ZONE"
   --machine-type="$machine" --enable-gvnic --enable-image-streaming
 )
 
@@ -45,16 +48,30 @@ case "${CAPACITY:-on-demand}" in
   on-demand)   arguments+=(--num-nodes="$nodes") ;;
   spot)        arguments+=(--num-nodes="$nodes" --spot) ;;
   reservation) arguments+=(--num-nodes="$nodes" --reservation-affinity=specific --reservation="${RESERVATION:?set RESERVATION}") ;;
-  # Nodes come when a pod asks for them, and go when none does.
-  flex-start)  arguments+=(--num-nodes=0 --flex-start --reservation-affinity=none --enable-autoscaling --min-nodes=0 --max-nodes="$nodes") ;;
+  # Nodes come when a pod asks for them, and go when none does. They live for a limited time and are not repaired.
+  flex-start)
+    arguments+=(--num-nodes=0 --flex-start --enable-autoscaling --max-nodes="$nodes" --location-policy=ANY)
+    arguments+=(--reservation-affinity=none --no-enable-autorepair) ;;
   *) usage ;;
 esac
 
 if ((hosts > 1)); then
-  # Ironwood's hosts are placed by a workload policy, which also gives the topology.
+  # Ironwood's hosts are placed by a workload policy, which also gives the topology. All pools of a topology share it.
   policy=ostrya-$topology
-  run gcloud compute resource-policies create workload-policy "$policy" --project="$PROJECT" --region="${ZONE%-*}" \
-    --type=HIGH_THROUGHPUT --accelerator-topology="$topology"
+  where=(--project="$PROJECT" --region="${ZONE%-*}")
+  if [ -n "${DRY_RUN:-}" ] || ! gcloud compute resource-policies describe "$policy" "${where[@]}" >/dev/null 2>&1; then
+    run gcloud compute resource-policies create workload-policy "$policy" "${where[@]}" \
+      --type=HIGH_THROUGHPUT --accelerator-topology="$topology"
+  fi
   arguments+=(--placement-policy="$policy")
+elif [ -n "${POLICY_ONLY:-}" ]; then
+  echo "POLICY_ONLY: $preset has one host and needs no workload policy" >&2
+  exit 2
 fi
-run gcloud container node-pools create "${arguments[@]}"
+
+[ -z "${POLICY_ONLY:-}" ] || exit 0
+for ((number = 1; number <= pools; number++)); do
+  pool=ostrya-$preset
+  ((number == 1)) || pool+=-$number
+  run gcloud container node-pools create "$pool" "${arguments[@]}"
+done

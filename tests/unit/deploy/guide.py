@@ -4,17 +4,37 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tests.unit.deploy.images import ROOT
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Of the table of presets in step 9."""
+
+    machine: str
+    topology: str
+    chips: int
+    hosts: int
+    workload: str
+    zone: str
+
+
 FOLDER = ROOT / "deploy" / "gke"
 GUIDE = (FOLDER / "README.md").read_text()
-BLOCKS = re.findall(r"^```bash\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+
+
+def _blocks(text: str) -> list[str]:
+    return re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+BLOCKS = _blocks(GUIDE)
 SETTINGS = {"PROJECT": "p", "CLUSTER": "c", "LOCATION": "us-central1", "ZONE": "us-central1-c", "DRY_RUN": "1"}
 PRESETS = {
-    preset: (machine, topology, int(chips), int(hosts), workload)
-    for preset, machine, topology, chips, hosts, workload in re.findall(
-        r"^\| `([\w-]+)` \| `([\w-]+)` \| (\S+) \| (\d+) \| (\d+) \| (\w+) \|$", GUIDE, re.MULTILINE
+    preset: Row(machine=machine, topology=topology, chips=int(chips), hosts=int(hosts), workload=workload, zone=zone)
+    for preset, machine, topology, chips, hosts, workload, zone in re.findall(
+        r"^\| `([\w-]+)` \| `([\w-]+)` \| (\S+) \| (\d+) \| (\d+) \| (\w+) \| `([\w-]+)` \|$", GUIDE, re.MULTILINE
     )
 }
 _INNER = re.compile(r"\$\(((?:[^()]|\([^()]*\))*)\)")
@@ -25,29 +45,30 @@ GCLOUD = {
     "artifacts repositories delete": {"--project", "--location", "--quiet"},
     "auth configure-docker": set(),
     "auth login": set(),
+    "beta quotas info list": {"--service", "--project", "--filter", "--flatten", "--format"},
     "billing accounts list": set(),
     "billing projects link": {"--billing-account"},
     "compute machine-types list": {"--project", "--filter", "--format"},
     "compute resource-policies create workload-policy": {"--project", "--region", "--type", "--accelerator-topology"},
     "compute resource-policies delete": {"--project", "--region", "--quiet"},
+    "compute resource-policies describe": {"--project", "--region"},
     "container clusters create": {
-        "--addons", "--enable-dataplane-v2", "--enable-ip-alias", "--location", "--machine-type", "--num-nodes",
-        "--project", "--release-channel", "--workload-pool",
+        "--addons", "--enable-dataplane-v2", "--enable-ip-alias", "--location", "--machine-type",
+        "--node-locations", "--num-nodes", "--project", "--release-channel", "--workload-pool",
     },
     "container clusters delete": {"--project", "--location", "--quiet"},
     "container clusters get-credentials": {"--project", "--location"},
     "container node-pools create": {
         "--cluster", "--enable-autoscaling", "--enable-gvnic", "--enable-image-streaming", "--flex-start", "--location",
-        "--machine-type", "--max-nodes", "--min-nodes", "--node-locations", "--num-nodes", "--placement-policy",
-        "--project", "--reservation", "--reservation-affinity", "--spot",
+        "--location-policy", "--machine-type", "--max-nodes", "--no-enable-autorepair", "--node-locations",
+        "--num-nodes", "--placement-policy", "--project", "--reservation", "--reservation-affinity", "--spot",
     },
     "container node-pools delete": {"--project", "--cluster", "--location", "--quiet"},
-    "container node-pools list": {"--project", "--cluster", "--location"},
+    "container node-pools list": {"--project", "--cluster", "--location", "--filter", "--format"},
     "projects add-iam-policy-binding": {"--role", "--member", "--condition"},
     "projects create": set(),
     "projects delete": set(),
     "projects describe": {"--format"},
-    "quotas info list": {"--service", "--project", "--filter", "--format"},
     "services enable": {"--project"},
     "storage buckets add-iam-policy-binding": {"--role", "--member"},
     "storage buckets create": {"--project", "--location", "--uniform-bucket-level-access"},
@@ -55,7 +76,32 @@ GCLOUD = {
     "storage rm": {"--recursive"},
     "version": set(),
 }  # fmt: skip
-"""The commands and flags in use, as the gcloud reference names them; a new one is looked up there first."""
+"""The commands and flags in use, as the gcloud reference names them; a new one is looked up there first. Also held
+against the table of commands in gcloud 528.0.0 (data/cli/gcloud_completions.py), which lacks `beta`."""
+ADDONS = {
+    "BackupRestore", "ConfigConnector", "GcePersistentDiskCsiDriver", "GcpFilestoreCsiDriver", "GcsFuseCsiDriver",
+    "HighScaleCheckpointing", "HorizontalPodAutoscaling", "HttpLoadBalancing", "KubernetesDashboard",
+    "LustreCsiDriver", "NetworkPolicy", "NodeLocalDNS", "ParallelstoreCsiDriver", "RayOperator", "StatefulHA",
+}  # fmt: skip
+"""What `container clusters create --addons` takes: ADDONS_OPTIONS of gcloud 528.0.0 (container/api_adapter.py)."""
+APIS = {
+    "artifacts": "artifactregistry.googleapis.com",
+    "beta quotas": "cloudquotas.googleapis.com",
+    "compute": "compute.googleapis.com",
+    "container": "container.googleapis.com",
+    "storage": "storage.googleapis.com",
+}
+"""The service behind a group of commands (REST reference of each, "Service: …"); gcloud asks for it if it is not on."""
+IMAGE_STREAMING_API = "containerfilesystem.googleapis.com"
+"""docs.cloud.google.com/kubernetes-engine/docs/how-to/image-streaming, "Requirements"."""
+MONITORING_API = "monitoring.googleapis.com"
+ZONES = {
+    "ct5lp": {"us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a"},
+    "ct5p": {"us-central1-a", "us-east5-a"},
+    "ct6e": {"us-central1-b", "us-east1-d", "us-east5-a", "us-east5-b"},
+    "tpu7x": {"us-central1-c"},
+}
+"""First part of a machine type -> zones in the USA (docs.cloud.google.com/tpu/docs/regions-zones)."""
 
 
 def commands(program: str) -> Iterator[list[str]]:
@@ -72,6 +118,11 @@ def commands(program: str) -> Iterator[list[str]]:
 
 def flag_names(words: list[str]) -> set[str]:
     return {word.partition("=")[0] for word in words if word.startswith("--")}
+
+
+def blocks(title: str, end: str) -> list[str]:
+    """The shell blocks from one heading to another."""
+    return _blocks(GUIDE[GUIDE.index(f"\n## {title}") : GUIDE.index(f"\n## {end}")])
 
 
 def made_by_script(preset: str, **settings: str) -> list[list[str]]:

@@ -1,20 +1,25 @@
 """compose.yaml is a valid Compose file, its services are locked down, and what it starts accepts its options."""
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import msgspec
 import pytest
+import redis
 import yaml
 from compose_spec import PyCompose
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
 
+from tests.fakes.redis_server import binary, free_port, require
+from tests.fakes.waiting import until
 from tests.unit.deploy.images import IMAGES, ROOT, VERSION
 
 FILE = ROOT / "deploy" / "compose.yaml"
@@ -45,6 +50,7 @@ class Service(msgspec.Struct):
     ports: list[str] = []
     volumes: list[str] = []
     tmpfs: list[str] = []
+    pull_policy: str = ""
     build: Build | None = None
     depends_on: dict[str, dict[str, str]] = {}
 
@@ -76,7 +82,8 @@ class Prometheus(msgspec.Struct):
 
 COMPOSE = msgspec.convert(TREE, Compose)
 SERVICES = COMPOSE.services
-OURS = {name: one for name, one in SERVICES.items() if one.build is not None}
+OURS = {name: one for name, one in SERVICES.items() if one.image.startswith("ostrya/")}
+BUILT = {name: one for name, one in SERVICES.items() if one.build is not None}
 EVERY = pytest.mark.parametrize("name", sorted(SERVICES))
 
 
@@ -143,15 +150,20 @@ def test_who_waits_for_a_service_waits_for_one_that_is_there(name: str) -> None:
     assert all(one["condition"] == "service_healthy" for one in SERVICES[name].depends_on.values())
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
+def test_each_of_our_images_is_built_once_and_pulled_by_nobody() -> None:
+    assert sorted(one.image for one in BUILT.values()) == sorted({one.image for one in OURS.values()})
+    assert {name for name, one in OURS.items() if one.pull_policy == "never"} == set(OURS) - set(BUILT)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT))
 def test_our_images_are_built_from_our_dockerfiles(name: str) -> None:
-    build = OURS[name].build
+    build = BUILT[name].build
     assert build is not None
     assert (FILE.parent / build.context).resolve() == ROOT
     image = build.dockerfile.removeprefix("deploy/docker/").removesuffix(".Dockerfile")
     labels = IMAGES[image].final.pairs("LABEL")
-    assert OURS[name].image == f"{labels['org.opencontainers.image.title']}:{VERSION}"
-    assert f"{OURS[name].user}" == IMAGES[image].final.last("USER").text
+    assert BUILT[name].image == f"{labels['org.opencontainers.image.title']}:{VERSION}"
+    assert BUILT[name].user == IMAGES[image].final.last("USER").text
     declared = {one.text for one in IMAGES[image].stages[0].all("ARG")}
     assert set(build.args) <= declared
 
@@ -203,6 +215,40 @@ def test_grafana_looks_for_dashboards_where_they_are_mounted() -> None:
     mounted = {one.split(":")[1] for one in SERVICES["grafana"].volumes}
     (folder,) = re.findall(r"path: (\S+)", text)
     assert folder in mounted
+
+
+def test_valkey_takes_its_options_and_writes_where_it_may(tmp_path: Path) -> None:
+    require("valkey")
+    program = binary("valkey")
+    assert program is not None
+    name, *options = SERVICES["redis"].command
+    assert name == "valkey-server"
+    port = free_port()
+    folder = SERVICES["redis"].tmpfs[0]
+    assert options.count(folder) == 1, "its directory is the one that is writable"
+    here = [str(tmp_path) if one == folder else one for one in options]
+    server = subprocess.Popen([program, *here, "--port", str(port), "--bind", "127.0.0.1"], stdout=subprocess.DEVNULL)
+    try:
+        with redis.Redis(port=port) as client:
+            asyncio.run(until(lambda: answers(client)))
+            said = client.config_get("dir", "save", "appendonly", "maxmemory", "maxmemory-policy")
+    finally:
+        server.terminate()
+        server.wait(10)
+    assert said == {
+        "dir": str(tmp_path),
+        "save": "",
+        "appendonly": "no",
+        "maxmemory": str(256 * 1024 * 1024),
+        "maxmemory-policy": "volatile-lru",
+    }
+
+
+def answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
 
 
 @pytest.fixture

@@ -83,6 +83,24 @@ def test_what_it_copies_is_in_the_context(name: str) -> None:
 
 
 @EVERY
+def test_what_a_step_reads_was_copied_before(name: str) -> None:
+    build = IMAGES[name].stages[0]
+    copied = {
+        f"{copy.operands()[-1].removeprefix('./')}{PurePosixPath(source).name}": copy.line
+        for copy in build.all("COPY")
+        for source in copy.operands()[:-1]
+    }
+    read = {(word, run.line) for run in build.all("RUN") for word in re.findall(r"(?<= -r )\S+", run.text)}
+    assert read
+    # What the wheel is made of.
+    project = tomllib.loads(PYPROJECT)["project"]
+    (wheel,) = [run.line for run in build.all("RUN") if "pip wheel" in run.text]
+    read |= {(one, wheel) for one in ("pyproject.toml", project["readme"], "LICENSE")}
+    assert {word for word, line in read if copied.get(word, line) >= line} == set()
+    assert {one.operands()[-1]: one.operands()[0] for one in build.all("COPY")}["services"] == "services"
+
+
+@EVERY
 def test_labels_and_ports_say_what_it_is(name: str) -> None:
     labels = IMAGES[name].final.pairs("LABEL")
     assert labels["org.opencontainers.image.title"] == f"ostrya/{name}"
