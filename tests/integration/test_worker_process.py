@@ -233,7 +233,7 @@ async def becomes(expected: bool, open_channel: grpc.aio.Channel, service: str, 
             await asyncio.sleep(0.05)
 
 
-async def test_liveness_follows_the_step_loop_and_readiness_does_not(tmp_path: Path) -> None:
+async def test_liveness_and_readiness_follow_the_step_loop(tmp_path: Path) -> None:
     with worker(tmp_path, "load_slow_runner") as running:
         address = str(running.fields("listening")["address"])
         async with channel(address, max_message_bytes=1 << 20) as open_channel:
@@ -243,10 +243,11 @@ async def test_liveness_follows_the_step_loop_and_readiness_does_not(tmp_path: P
             try:
                 await becomes(False, open_channel, LIVENESS, within_s=SILENCE_S + 5)
                 assert await running.metric("ostrya_worker_engine_report_age_seconds") >= SILENCE_S
-                assert await serves(open_channel, SERVICE)
+                await becomes(False, open_channel, SERVICE, within_s=1)
             finally:
                 os.kill(engine_pid, signal.SIGCONT)
             await becomes(True, open_channel, LIVENESS, within_s=5)
+            await becomes(True, open_channel, SERVICE, within_s=1)
             assert await running.metric("ostrya_worker_engine_report_age_seconds") < 1
     assert running.fields("the step loop hangs")["level"] == "error"
 
@@ -295,6 +296,29 @@ async def test_sigterm_to_the_end_takes_the_longest_stream_or_the_grace(
             assert await asyncio.to_thread(running.process.wait, 5) == 0
         assert time.monotonic() - sent_s < limit_s
         assert running.fields("drained")["num_cancelled"] == cancelled
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_ends_the_drain_and_sends_what_runs_elsewhere(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """10 ms a token: 10 s are left of the stream and more of the grace."""
+    settings = dataclasses.replace(SETTINGS, drain_timeout_s=60.0)
+    with worker(tmp_path, settings=settings) as running:
+        address = str(running.fields("listening")["address"])
+        async with channel(address, max_message_bytes=1 << 20) as open_channel:
+            messages = aiter(worker_pb2_grpc.WorkerServiceStub(open_channel).Generate(request(1000)))
+            await anext(messages)
+            sent_s = time.monotonic()
+            running.process.send_signal(number)
+            await becomes(False, open_channel, SERVICE, within_s=5)
+            running.process.send_signal(number)
+            with pytest.raises(grpc.aio.AioRpcError, match="draining"):
+                async for _ in messages:
+                    pass
+            assert await asyncio.to_thread(running.process.wait, 5) == 0
+        assert time.monotonic() - sent_s < 6
+        assert running.fields("drained")["num_cancelled"] == 1
 
 
 async def test_phases_before_the_start_and_compilations_are_exported(tmp_path: Path) -> None:

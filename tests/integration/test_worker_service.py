@@ -47,7 +47,7 @@ class Served:
         metrics = WorkerMetrics(self.registry, model="fake")
         engine.listen(metrics.report)
         self.server = GrpcServer("127.0.0.1", 0, max_message_bytes=SETTINGS.max_message_bytes, services=[SERVICE])
-        servicer = WorkerServicer(
+        self.servicer = WorkerServicer(
             engine,
             metrics,
             settings=SETTINGS,
@@ -56,7 +56,7 @@ class Served:
             set_serving=self.server.set_serving,
             epoch=lambda: 7,
         )
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self.server.server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self.servicer, self.server.server)
 
     async def start(self) -> None:
         port = await self.server.start()
@@ -299,6 +299,22 @@ async def test_a_drained_worker_stays_cordoned_and_may_serve_again(fast: Served)
     assert (await fast.is_serving(), fast.state()) == (False, "cordoned")
     await fast.stub.Uncordon(worker_pb2.UncordonRequest())
     assert (await read(fast.stub.Generate(ask())))[-1].usage.completion_tokens == 5
+
+
+async def test_a_hung_step_loop_takes_no_new_work_and_leaves_cordons_alone(fast: Served) -> None:
+    await fast.servicer.hear_pulse(is_alive=False)
+    assert (await fast.is_serving(), fast.state()) == (False, "ready")
+    await fast.stub.Cordon(worker_pb2.CordonRequest())
+    await fast.servicer.hear_pulse(is_alive=True)
+    assert (await fast.is_serving(), fast.state()) == (False, "cordoned")
+    await fast.servicer.hear_pulse(is_alive=False)
+    await fast.stub.Uncordon(worker_pb2.UncordonRequest())
+    assert (await fast.is_serving(), fast.state()) == (False, "ready")
+    await fast.stub.Drain(worker_pb2.DrainRequest())
+    await fast.stub.Uncordon(worker_pb2.UncordonRequest())
+    assert not await fast.is_serving()
+    await fast.servicer.hear_pulse(is_alive=True)
+    assert (await fast.is_serving(), fast.state()) == (True, "ready")
 
 
 async def test_a_drain_whose_caller_goes_away_leaves_the_worker_cordoned(paced: Served) -> None:

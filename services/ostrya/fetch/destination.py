@@ -9,8 +9,9 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -38,7 +39,11 @@ class Destination:
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
+        if not self.path.name:
+            raise FetchFailed(f"{self.path} cannot be replaced; name a directory in it, like {self.path / 'model'}")
         self.partial = self._beside("partial")
+        self.scratch = self._beside("scratch")
+        """For what is needed on the way; there while the destination is filled."""
         self._old, self._lock = self._beside("old"), self._beside("lock")
 
     def complete(self, *, source: str, part: str) -> Marker | None:
@@ -53,22 +58,24 @@ class Destination:
     @contextmanager
     def locked(self, waiting: Callable[[], None]) -> Iterator[None]:
         """Alone with the destination; `waiting` is called if somebody else is filling it. The lock dies with its owner,
-        and whoever fills has deadlines, so the wait needs none."""
+        and whoever fills has deadlines, so the wait needs none. Its file is gone afterwards."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._check_replaceable()
-        with self._lock.open("w") as lock:
+        with ExitStack() as stack:
+            lock = stack.enter_context(self._lock.open("w"))
+            while not self._taken(lock, waiting):
+                lock = stack.enter_context(self._lock.open("w"))
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting()
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+                yield
+            finally:
+                self._lock.unlink(missing_ok=True)
 
     @contextmanager
     def filling(self) -> Iterator[Path]:
         """An empty directory to fill; gone if the block fails. Hold the lock."""
         self._sweep()
         self.partial.mkdir()
+        self.scratch.mkdir()
         try:
             yield self.partial
         finally:
@@ -85,6 +92,18 @@ class Destination:
         self.partial.rename(self.path)
         return marker
 
+    def _taken(self, lock: TextIO, waiting: Callable[[], None]) -> bool:
+        """Locks the file; False if its owner has removed it meanwhile, so that others lock another one."""
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return os.path.samestat(os.fstat(lock.fileno()), self._lock.stat())
+        except FileNotFoundError:
+            return False
+
     def _check_replaceable(self) -> None:
         if self.path.is_mount():
             raise FetchFailed(f"{self.path} is a volume itself; name a directory in it, like {self.path / 'model'}")
@@ -94,7 +113,7 @@ class Destination:
             raise FetchFailed(f"{self.path} exists and was not made by `ostrya fetch`; remove it or name another")
 
     def _sweep(self) -> None:
-        for path in (self.partial, self._old):
+        for path in (self.partial, self.scratch, self._old):
             if path.exists():
                 shutil.rmtree(path)
 

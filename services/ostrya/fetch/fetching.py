@@ -1,18 +1,16 @@
 """From a source to a complete directory: list, choose, download in parallel, check, unpack, publish."""
 
 import errno
-import shutil
-import tarfile
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from ostrya.fetch.archive import unpack
 from ostrya.fetch.destination import Destination, Marker, free_bytes
 from ostrya.fetch.local import LocalRemote
 from ostrya.fetch.reference import GcsSource, HubSource, Source, is_archive, is_file, parse
-from ostrya.fetch.remote import FetchFailed, Listing, Remote, one_line
+from ostrya.fetch.remote import FetchFailed, Listing, Remote
 from ostrya.fetch.selection import Part, choose
 
 NUM_PARALLEL = 8
@@ -45,23 +43,23 @@ def fetch(reference: str, destination: Path, part: Part, *, say: Callable[[str],
 
 
 def _fill(source: Source, reference: str, target: Destination, directory: Path, part: Part) -> Marker:
-    scratch = directory / ".scratch"
-    scratch.mkdir()
-    remote = _remote(source, scratch)
+    remote = _remote(source, target.scratch)
     listing = remote.listing()
     names = _chosen(listing, part, reference)
     needed = sum(listing.sizes[name] for name in names)
     if needed > free_bytes(directory):
         raise _no_space(target.path, needed)
     try:
-        _download(remote, names, directory)
         if len(names) == 1 and is_archive(names[0]):
-            _unpack(directory / names[0], directory)
+            _download(remote, names, target.scratch)
+            unpack(target.scratch / names[0], directory)
+            _keep(directory, part, reference)
+        else:
+            _download(remote, names, directory)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise _no_space(target.path, needed) from error
         raise
-    shutil.rmtree(scratch)
     return target.publish(source=reference, part=part, revision=listing.revision)
 
 
@@ -102,24 +100,15 @@ def _download(remote: Remote, names: list[str], directory: Path) -> None:
         pool.shutdown(cancel_futures=True)
 
 
-def _unpack(archive: Path, directory: Path) -> None:
+def _keep(directory: Path, part: Part, reference: str) -> None:
+    """Leaves of what was unpacked what a folder would have given; FetchFailed when it is no model."""
+    files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
     try:
-        with tarfile.open(archive, "r:*") as tar:
-            tar.extractall(directory, filter=_plain_files)
-    except (_NotPlain, tarfile.TarError, zlib.error, EOFError) as error:
-        raise FetchFailed(f"{archive.name} is no archive that can be unpacked here: {one_line(error)}") from error
-    archive.unlink()
-
-
-class _NotPlain(Exception):
-    """Not one of tarfile's own: some of those it only notes down."""
-
-
-def _plain_files(member: tarfile.TarInfo, directory: str) -> tarfile.TarInfo:
-    """The standard library's filter, and no links at all: neither models nor compile caches need one."""
-    if not (member.isfile() or member.isdir()):
-        raise _NotPlain(f"{member.name!r} is neither a file nor a folder")
-    return tarfile.data_filter(member, directory)
+        unwanted = files.keys() - choose(files, part)
+    except FetchFailed as error:
+        raise FetchFailed(f"{reference} was unpacked, but {error}; an archive must have it at its top") from error
+    for name in unwanted:
+        files[name].unlink()
 
 
 def _no_space(path: Path, needed: int) -> FetchFailed:

@@ -41,12 +41,13 @@ PULSE_S = 0.5
 
 
 async def serve(settings: WorkerSettings, config: EngineConfig, *, factory: str | None = None) -> int:
-    """Runs a worker until SIGTERM or SIGINT (0), or until it cannot go on (1).
+    """Runs a worker until SIGTERM or SIGINT (0), or until it cannot go on (1); one more signal ends its drain.
 
     `factory` ("module:function") replaces the backend's own runner.
     """
     logs.setup("worker", settings.log_level)
-    stopping = asyncio.create_task(stop_signal().wait())
+    stop = stop_signal()
+    stopping = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(EngineProcess.start(config, max_waiting=settings.max_waiting, factory=factory))
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, model=config.model_name)
@@ -62,7 +63,7 @@ async def serve(settings: WorkerSettings, config: EngineConfig, *, factory: str 
         if settings.metric_aliases:
             # Page 0 is scratch.
             registry.register(VllmAliases(metrics.families, page_size=config.page_size, num_pages=config.num_pages - 1))
-        return await worker.run(stopping, metrics_port=metrics_port)
+        return await worker.run(stop, metrics_port=metrics_port)
     except (ModelLoadError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -105,8 +106,8 @@ class _Worker:
         metrics.report_age.set_function(lambda: self._pulse.age_s)
         engine.listen(metrics.report)
 
-    async def run(self, stopping: "asyncio.Task[bool]", *, metrics_port: int) -> int:
-        """Serves until `stopping`, or until the engine dies or the worker is fenced; then drains. The exit code."""
+    async def run(self, stop: asyncio.Event, *, metrics_port: int) -> int:
+        """Serves until `stop`, or until the engine dies or the worker is fenced; then drains. The exit code."""
         port = await self._server.start()
         address = self._settings.advertise_address or f"{self._settings.host}:{port}"
         publisher = self._publisher = Publisher(self._settings, member=self._member(address))
@@ -114,33 +115,47 @@ class _Worker:
         self._metrics.registered.set_function(lambda: publisher.is_registered)
         publishing = asyncio.create_task(publisher.run())
         watching = asyncio.create_task(self._watch_pulse())
+        stopping: asyncio.Task[bool] = asyncio.create_task(stop.wait())
         try:
-            await self._server.set_serving(True)
-            self._metrics.enter("ready")
+            await self._servicer.hear_pulse(is_alive=True)
             log.info("listening", extra={"fields": {"address": address, "port": port, "metrics_port": metrics_port}})
             ends: set[_End] = {stopping, publishing, self._engine.dead, publisher.fenced}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            return await self._finish(publisher)
+            stop.clear()
+            return await self._finish(publisher, hurry=stop)
         finally:
+            await _cancelled(stopping)
             await _cancelled(watching)
             await _cancelled(publishing)
             await publisher.close()
             await self._server.stop(FLUSH_S)
             await self._tracer.close()
 
-    async def _finish(self, publisher: Publisher) -> int:
-        """NOT_SERVING at once, then waits for the requests that can still end well."""
+    async def _finish(self, publisher: Publisher, *, hurry: asyncio.Event) -> int:
+        """NOT_SERVING at once, then waits for the requests that can still end well, until `hurry`."""
         if self._engine.dead.done():
             await self._server.set_serving(False)
             self._metrics.enter("dead")
             log.error("engine died; the worker exits", extra={"fields": {"reason": self._engine.dead.result()}})
             return 1
-        num_cancelled = await self._servicer.end(self._settings.drain_timeout_s)
+        num_cancelled = await self._drained(hurry)
         log.info("drained", extra={"fields": {"num_cancelled": num_cancelled}})
         if publisher.fenced.done():
             log.error("fenced; the worker exits", extra={"fields": {"reason": str(publisher.fenced.result())}})
             return 1
         return 0
+
+    async def _drained(self, hurry: asyncio.Event) -> int:
+        """How many requests had to be cancelled."""
+        ending = asyncio.create_task(self._servicer.end(self._settings.drain_timeout_s))
+        hurried = asyncio.create_task(hurry.wait())
+        await asyncio.wait({ending, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        await _cancelled(hurried)
+        if not ending.done():
+            num_cancelled = await self._servicer.end(0)
+            await _cancelled(ending)
+            return num_cancelled
+        return ending.result()
 
     async def _watch_pulse(self) -> None:
         """Until cancelled; what `liveness` says follows the engine, also while the worker drains or is cordoned."""
@@ -149,6 +164,7 @@ class _Worker:
             is_alive = self._pulse.is_alive
             if is_alive is not was_alive:
                 await self._server.set_alive(is_alive)
+                await self._servicer.hear_pulse(is_alive=is_alive)
                 if not is_alive:
                     log.error("the step loop hangs", extra={"fields": {"report_age_s": round(self._pulse.age_s, 1)}})
             was_alive = is_alive
@@ -170,7 +186,7 @@ class _Worker:
         )
 
 
-async def _cancelled(task: "asyncio.Task[bool] | asyncio.Task[None]") -> None:
+async def _cancelled(task: "asyncio.Task[bool] | asyncio.Task[int] | asyncio.Task[None]") -> None:
     """Ends a task; what it raised before is raised here."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -73,8 +73,10 @@ class Running:
     async def empty(self, timeout_s: float, cancel: Callable[[RequestId], None]) -> int:
         """Waits for the open requests and cancels what is left at the timeout. How many those were.
 
-        Unavailable if an uncordon comes first; nothing is cancelled then. A cancel of this call cancels nothing else.
+        Unavailable if an uncordon comes first, also before this call; nothing is cancelled then. A cancel of this call
+        cancels nothing else.
         """
+        self._check_not_called_off()
         try:
             async with asyncio.timeout(timeout_s):
                 while self._open:
@@ -82,6 +84,7 @@ class Running:
                     await self._changed.wait()
                     self._check_not_called_off()
         except TimeoutError:
+            self._check_not_called_off()
             late = list(self._open)
             for request_id in late:
                 cancel(request_id)
@@ -90,7 +93,7 @@ class Running:
 
     def _check_not_called_off(self) -> None:
         if not self._is_cordoned:
-            raise Unavailable(f"the drain was called off by an uncordon; {len(self._open)} requests are running here")
+            raise Unavailable(f"the drain was called off by an uncordon; requests running here: {len(self._open)}")
 
 
 def draining() -> Unavailable:

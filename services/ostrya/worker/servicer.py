@@ -47,6 +47,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._tokenizer_fingerprint, self._chain_self_test = tokenizer_fingerprint, chain_self_test
         self._set_serving, self._epoch = set_serving, epoch
         self._running = Running()
+        self._is_alive = True
         self._telling = asyncio.Lock()
         self._serial = itertools.count(1)
         self._spans = WorkerSpans(tracer)
@@ -132,6 +133,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._running.end()
         return await self._drain(timeout_s)
 
+    async def hear_pulse(self, *, is_alive: bool) -> None:
+        """Health says no to new work while the step loop hangs; whether the worker is cordoned stays as it is."""
+        self._is_alive = is_alive
+        await self._tell()
+
     async def _drain(self, timeout_s: float) -> int:
         try:
             with self._running.drain():
@@ -146,7 +152,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Health and metrics say what the state is now; one at a time, so that the last word is the true one."""
         async with self._telling:
             self._metrics.enter(self._running.state)
-            await self._set_serving(self._running.state == "ready")
+            await self._set_serving(self._is_alive and self._running.state == "ready")
 
     @contextmanager
     def _observed(self, asked: EngineRequest, context: status.Context) -> Iterator[Observation]:

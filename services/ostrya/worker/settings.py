@@ -39,7 +39,10 @@ class WorkerSettings:
     def check(self) -> None:
         """ConfigError with every problem."""
         problems = [*checks.redis_url(self.redis_url), *checks.log_level(self.log_level)]
-        problems += tracing.problems(self.otlp_endpoint)
+        problems += tracing.problems(self.otlp_endpoint) or checks.endpoint("otlp_endpoint", self.otlp_endpoint)
+        problems += checks.host(self.host)
+        for name in ("port", "metrics_port"):
+            problems += checks.port(name, getattr(self, name))
         if not self.worker_id:
             problems.append("worker_id is empty; give each replica its own")
         if "/" in self.worker_id + self.pool or "{" in self.worker_id + self.pool or "}" in self.worker_id + self.pool:
@@ -48,11 +51,12 @@ class WorkerSettings:
             )
         if self.host in _EVERY_INTERFACE and not self.advertise_address:
             problems.append(f"host is {self.host}, which nobody can dial; set advertise_address to what routers dial")
+        if self.advertise_address and not checks.is_address(self.advertise_address):
+            problems.append(f"advertise_address is {self.advertise_address!r}; it must be host:port")
         if self.max_waiting < 1:
             problems.append(f"max_waiting is {self.max_waiting}; it must be at least 1")
         if self.max_message_bytes < 1024:
             problems.append(f"max_message_bytes is {self.max_message_bytes}; it must be at least 1024")
-        if self.drain_timeout_s < 0:
-            problems.append(f"drain_timeout_s is {self.drain_timeout_s}; it must not be negative")
+        problems += checks.seconds("drain_timeout_s", self.drain_timeout_s)
         if problems:
             raise ConfigError(problems)

@@ -39,7 +39,7 @@ def found(directory: Path) -> dict[str, bytes]:
 
 def beside(directory: Path) -> set[str]:
     """What is left over next to it."""
-    return {path.name for path in directory.parent.iterdir()} - {directory.name, f".{directory.name}.lock"}
+    return {path.name for path in directory.parent.iterdir()} - {directory.name}
 
 
 @pytest.fixture
@@ -66,13 +66,12 @@ def test_a_folder_arrives_whole_and_the_second_time_nothing_is_done(source: Path
 def test_a_hit_needs_no_right_to_write_and_no_source(source: Path, target: Path) -> None:
     run(source, target)
     source.rename(source.with_name("elsewhere"))
-    (target.parent / ".model.lock").unlink()
     target.parent.chmod(0o555)
     try:
         assert run(source, target).was_there
     finally:
         target.parent.chmod(0o755)
-    assert not (target.parent / ".model.lock").exists()
+    assert beside(target) == set()
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "no marker content"])
@@ -211,8 +210,99 @@ def test_an_absolute_name_stays_inside(tmp_path: Path, target: Path) -> None:
     assert list(found(target).values()) == [b"1"]
 
 
-def test_an_archive_cut_short_is_refused(tmp_path: Path, target: Path) -> None:
-    path = archive(tmp_path / "c.tar.gz", (tarfile.TarInfo("x"), os.urandom(10_000)), mode="w:gz")
-    path.write_bytes(path.read_bytes()[:5_000])
-    with pytest.raises(FetchFailed, match="is no archive"):
+def two_members(path: Path, mode: str) -> Path:
+    """A header and a block each, then zeros."""
+    return archive(path, (tarfile.TarInfo("1"), b"one"), (tarfile.TarInfo("2"), os.urandom(512)), mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("damage", "mode", "words"),
+    [
+        (lambda whole: whole[:1024], "w", "it ends at byte 1024 without an end mark"),
+        (lambda whole: whole[:2560], "w", "it ends at byte 2048 without an end mark"),
+        (lambda whole: whole[:1300], "w", "it is damaged after byte 1024"),
+        (lambda whole: whole[:1024] + b"x" + whole[1025:], "w", "it is damaged after byte 1024"),
+        (lambda whole: whole + whole, "w", "it is damaged after byte 2048"),
+        (lambda whole: whole[:500], "w:gz", "Compressed file ended"),
+        (lambda whole: whole[:-8], "w:gz", "Compressed file ended"),
+        (lambda whole: whole[:-8] + bytes(4) + whole[-4:], "w:gz", "CRC check failed"),
+        (lambda whole: whole, "w:xz", "invalid header"),
+    ],
+    ids=["at a member", "one zero block", "in a header", "a header", "two", "gzip", "no trailer", "checksum", "xz"],
+)
+def test_an_archive_that_is_not_whole_is_refused(
+    tmp_path: Path, target: Path, damage: Callable[[bytes], bytes], mode: str, words: str
+) -> None:
+    path = two_members(tmp_path / ("c.tgz" if mode == "w:gz" else "c.tar"), mode)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(FetchFailed, match=rf"{path.name} is no archive .* {words}"):
         run(path, target)
+    assert not target.exists()
+    assert beside(target) == set()
+
+
+def test_an_archive_may_end_with_its_two_zero_blocks_and_be_compressed_or_not(tmp_path: Path, target: Path) -> None:
+    path = two_members(tmp_path / "c.tgz", "w")
+    path.write_bytes(path.read_bytes()[: 2048 + 1024])
+    assert run(path, target).marker.num_bytes == 3 + 512
+
+
+def test_of_an_archive_a_model_takes_what_it_takes_of_a_folder(tmp_path: Path, target: Path) -> None:
+    names = ("config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin", "code/modeling.py")
+    path = archive(tmp_path / "m.tar", *((tarfile.TarInfo(name), b"1") for name in names))
+    run(path, target, "model")
+    assert set(found(target)) == {"config.json", "tokenizer.json", "model.safetensors"}
+    run(path, target, "tokenizer")
+    assert set(found(target)) == {"config.json", "tokenizer.json"}
+
+
+def test_an_archive_without_a_model_at_its_top_is_no_model(tmp_path: Path, target: Path) -> None:
+    path = archive(tmp_path / "m.tar", (tarfile.TarInfo("m/model.safetensors"), b"1"))
+    with pytest.raises(FetchFailed, match=r"m\.tar was unpacked, but there is no \.safetensors .* at its top"):
+        run(path, target, "model")
+    assert not target.exists()
+
+
+def test_an_archive_may_hold_its_own_name_and_any_other(tmp_path: Path, target: Path) -> None:
+    files = {"c.tar": os.urandom(300_000), ".scratch/x": b"1", ".model.scratch/y": b"2"}
+    members = [(tarfile.TarInfo(name), content) for name, content in files.items()]
+    run(archive(tmp_path / "c.tar", *members), target)
+    assert found(target) == files
+
+
+def test_a_folder_of_any_name_arrives(source: Path, target: Path) -> None:
+    made(source, {".scratch/x": b"1"})
+    run(source, target)
+    assert found(target)[".scratch/x"] == b"1"
+
+
+def test_the_root_is_no_destination(source: Path) -> None:
+    with pytest.raises(FetchFailed, match="/ cannot be replaced; name a directory in it, like /model"):
+        run(source, Path("/"))
+
+
+def test_a_lock_whose_file_went_away_while_it_was_waited_for_is_none(target: Path) -> None:
+    """The second waits for the first's file, which is removed; alone it is with the file that the third would open."""
+    first, entered, waits = Destination(target), threading.Event(), threading.Event()
+    leave, order = threading.Event(), list[str]()
+
+    def second() -> None:
+        with Destination(target).locked(waits.set):
+            entered.set()
+            assert leave.wait(5)
+            order.append("second")
+
+    def third() -> None:
+        with Destination(target).locked(leave.set):
+            order.append("third")
+
+    threads = [threading.Thread(target=second), threading.Thread(target=third)]
+    with first.locked(lambda: None):
+        threads[0].start()
+        assert waits.wait(5)
+    assert entered.wait(5)
+    threads[1].start()
+    for thread in threads:
+        thread.join(10)
+    assert order == ["second", "third"]
+    assert beside(target) == set()

@@ -66,10 +66,26 @@ async def test_an_uncordon_calls_off_every_drain_and_cancels_nothing() -> None:
         running.uncordon()
         assert state(running) == "ready"
         for one in waiting:
-            with pytest.raises(Unavailable, match="called off by an uncordon; 1 requests"):
+            with pytest.raises(Unavailable, match="called off by an uncordon; requests running here: 1"):
                 await one
         with running.hold(B):
             pass
+    assert (cancelled, state(running)) == ([], "ready")
+
+
+@pytest.mark.parametrize("timeout_s", [0, 60])
+async def test_an_uncordon_before_the_wait_or_with_its_end_cancels_nothing_either(timeout_s: float) -> None:
+    running, cancelled = Running(), list[RequestId]()
+    with running.hold(A):
+        with running.drain():
+            running.uncordon()  # as while health is told of the drain
+            with pytest.raises(Unavailable, match="called off"):
+                await running.empty(0.01, cancelled.append)
+        waiting = asyncio.create_task(drain(running, timeout_s, cancelled.append))
+        await asyncio.sleep(0)
+        running.uncordon()
+        with pytest.raises(Unavailable, match="called off"):
+            await waiting
     assert (cancelled, state(running)) == ([], "ready")
 
 
