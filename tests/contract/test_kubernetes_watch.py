@@ -22,7 +22,7 @@ from ostrya.router.disruption import ACTIVE_LABEL, SCHEDULED_LABEL, TERMINATION_
 from ostrya.router.settings import RouterSettings
 from ostrya.router.types import Hold
 from tests.fakes.certificates import make_certificate
-from tests.fakes.kube_api import KubeApi, endpoint
+from tests.fakes.kube_api import NODES, KubeApi, endpoint
 from tests.fakes.redis_server import free_port
 from tests.fakes.waiting import until
 
@@ -283,7 +283,25 @@ async def test_nodes_tell_what_is_coming(api: KubeApi, caplog: pytest.LogCapture
 async def test_nodes_are_not_asked_for_unless_told_to(api: KubeApi) -> None:
     async with watching(api.url) as cluster:
         await until(lambda: cluster.is_up)
+        assert cluster.nodes is None
     assert all("endpointslices" in seen.path for seen in api.requests)
+
+
+async def test_nodes_that_may_not_be_watched_are_told_apart_from_the_endpoints(api: KubeApi) -> None:
+    api.put_slice("a", [endpoint("10.0.0.1", "n1")])
+    api.put_node("n1", taints=[TERMINATION_TAINT])
+    api.refuse("list", 403, path=NODES)
+    async with watching(api.url, maintenance=True) as cluster:
+        nodes = cluster.nodes
+        assert nodes is not None
+        await until(lambda: nodes.events["failed"] >= 2 and cluster.is_up)
+        assert (nodes.is_up, cluster.events["failed"], cluster.holds()) == (False, 0, {})
+        api.accept()
+        await until(lambda: nodes.is_up and bool(cluster.holds()))
+        assert nodes.events["listed"] >= 1
+        api.refuse("watch", 403, path=NODES)
+        await until(lambda: not nodes.is_up)
+        assert cluster.is_up
 
 
 class Pod:

@@ -18,7 +18,7 @@ from tests.fakes.kube_http import Handler, HttpServer
 Object = dict[str, object]
 Verb = Literal["list", "watch"]
 
-_NODES = "/api/v1/nodes"
+NODES = "/api/v1/nodes"
 _KINDS = {"endpointslices": ("EndpointSliceList", "discovery.k8s.io/v1"), "nodes": ("NodeList", "v1")}
 _LOOK_S = 0.05
 """How often a silent or waiting handler looks whether the server ends."""
@@ -76,7 +76,8 @@ class _State:
     swallow: int = 0
     expire_watches: int = 0
     is_silent: bool = False
-    refusals: dict[Verb, int] = field(default_factory=dict)
+    refusals: dict[tuple[Verb, str], int] = field(default_factory=dict)
+    """By verb and collection path; "" = every path."""
     watches: set[_Open] = field(default_factory=set)
     is_running: bool = True
 
@@ -147,10 +148,10 @@ class KubeApi:
     def put_node(self, name: str, *, labels: Mapping[str, str] | None = None, taints: Sequence[str] = ()) -> None:
         """Creates or replaces a node."""
         spec = {"taints": [{"key": key, "effect": "NoSchedule"} for key in taints]}
-        self._change(_NODES, name, {"metadata": {"name": name, "labels": dict(labels or {})}, "spec": spec})
+        self._change(NODES, name, {"metadata": {"name": name, "labels": dict(labels or {})}, "spec": spec})
 
     def delete_node(self, name: str) -> None:
-        self._change(_NODES, name, None)
+        self._change(NODES, name, None)
 
     # -- what goes wrong -----------------------------------------------------------------------------------------
 
@@ -188,11 +189,11 @@ class KubeApi:
             state.expire_watches += 1
         self.drop_watches()
 
-    def refuse(self, verb: Verb, status: int) -> None:
-        """Answers that verb with this HTTP status; running watches are dropped."""
+    def refuse(self, verb: Verb, status: int, *, path: str = "") -> None:
+        """Answers that verb with this HTTP status, of one collection or of all; its running watches are dropped."""
         with self._told() as state:
-            state.refusals[verb] = status
-        self.drop_watches()
+            state.refusals[verb, path] = status
+        self._end_watches("dropped", path)
 
     def accept(self) -> None:
         """Ends all refusals."""
@@ -237,10 +238,11 @@ class KubeApi:
             state.swallow -= is_swallowed
             state.changes.append(_Change(path, before, stored.get(name), state.version, is_swallowed))
 
-    def _end_watches(self, how: Literal["dropped", "truncated", "expired"]) -> None:
+    def _end_watches(self, how: Literal["dropped", "truncated", "expired"], path: str = "") -> None:
         with self._told() as state:
             for watch in state.watches:
-                watch.ending = how
+                if path in ("", watch.path):
+                    watch.ending = how
 
     # -- for handlers --------------------------------------------------------------------------------------------
 
@@ -252,7 +254,8 @@ class KubeApi:
         self.requests.append(Seen(verb, parts.path, query, handler.headers.get("Authorization", "")))
         with self._changed:
             self._changed.wait_for(lambda: not self._state.is_silent or not self._state.is_running)
-            status = self._state.refusals.get(verb, 200 if _kind(parts.path) in _KINDS else 404)
+            refusals, known = self._state.refusals, 200 if _kind(parts.path) in _KINDS else 404
+            status = refusals.get((verb, parts.path)) or refusals.get((verb, ""), known)
             if verb == "watch" and status == 200 and self._is_expired(query):
                 status = 410
         if status != 200:

@@ -1,6 +1,7 @@
 """A router over real sockets, fake workers, no Redis: where tests of the request path run."""
 
 import asyncio
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -108,3 +109,17 @@ def details_of(error: grpc.aio.AioRpcError, kind: type[error_details_pb2.RetryIn
 
 def saying(text: str) -> Behaviour:
     return Behaviour(script=[*text.encode(), END])
+
+
+async def metric(stand: Bed, name: str) -> float:
+    """A sample of the router's endpoint; labels, if it has any, belong to the name."""
+    url = f"http://127.0.0.1:{stand.router.metrics_port}/metrics"
+
+    def fetch() -> str:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    lines = (await asyncio.to_thread(fetch)).splitlines()
+    (value,) = [line.split()[1] for line in lines if line.startswith(f"ostrya_router_{name} ")]
+    return float(value)

@@ -158,7 +158,7 @@ def test_a_worker_that_hangs_is_named_with_its_router(fragile: RunningStack) -> 
 
     def named() -> bool:
         code, bad = said(*where(fragile))
-        return code == 1 and any(one.startswith("fail replicas: replica worker-1 ") for one in bad)
+        return code == 1 and any(one.startswith("fail replicas: replica worker-1 hangs: ") for one in bad)
 
     eventually(named, lambda: said(*where(fragile)))
     fragile.processes["worker-1"].send_signal(signal.SIGCONT)
@@ -246,9 +246,35 @@ def test_passwords_never_appear(locked_redis: RunningRedis) -> None:
                 assert secret not in result.output
 
 
+SECRET = "correcthorse"
+
+
+@pytest.mark.parametrize(
+    ("option", "url"),
+    [
+        ("--redis-url", f"redis://:12/{SECRET}@127.0.0.1:6379/0"),
+        ("--redis-url", f"redis://u:/{SECRET}@127.0.0.1:6379/0"),
+        ("--redis-url", f"redis://:{SECRET}@h/0?db={SECRET}x"),
+        ("--redis-url", f"redis://h?socket_timeout={SECRET}"),
+        ("--redis-url", f"rediss://u:12?ssl_ca_certs={SECRET}@127.0.0.1"),
+        ("--redis-url", f"unix:///s?db={SECRET}"),
+        ("--prometheus", f"http://u:12/{SECRET}@127.0.0.1"),
+        ("--prometheus", f"http://u:12?{SECRET}@127.0.0.1"),
+        ("--prometheus", f"http://u:12#{SECRET}@127.0.0.1"),
+        ("--prometheus", f"http:///{SECRET}"),
+    ],
+)
+def test_a_url_whose_password_looks_like_another_part_is_refused_without_it(option: str, url: str) -> None:
+    result = run(option, url)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {option} ")
+    assert SECRET not in result.output
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("--pool", "nosuch"),
         ("--target", "nonsense"),
         ("--target", "127.0.0.1:99999"),
         ("--redis-url", "http://127.0.0.1"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from ostrya.service.server import channel
 from ostrya.state import keys
 from ostrya.state.connection import Connection
 from ostrya.worker.publisher import Publisher
-from tests.fakes.kube_api import KubeApi, endpoint
+from tests.fakes.kube_api import NODES, KubeApi, endpoint
 from tests.fakes.pool import publishing
 from tests.fakes.redis_server import RunningRedis, start_redis
 from tests.fakes.tokenizer import byte_tokenizer
@@ -246,6 +247,24 @@ async def test_a_pod_that_comes_back_under_its_name_elsewhere_replaces_the_old()
             lambda: made.routable() == {"w0"} and made.router.fleet.replicas()[0].info.address == worker.address
         )
         assert await made.ask() == "w0"
+
+
+async def test_a_router_that_may_not_read_nodes_says_so_in_its_metrics() -> None:
+    async with pool(maintenance=True) as made:
+
+        def metrics() -> list[str]:
+            url = f"http://127.0.0.1:{made.router.metrics_port}/metrics"
+            with urllib.request.urlopen(url, timeout=5.0) as answer:
+                text: str = answer.read().decode()
+            return text.splitlines()
+
+        up = 'ostrya_router_kubernetes_up{resource="nodes"}'
+        await until(lambda: f"{up} 1.0" in metrics())
+        made.api.refuse("list", 403, path=NODES)
+        made.api.refuse("watch", 403, path=NODES)
+        await until(lambda: f"{up} 0.0" in metrics())
+        assert 'ostrya_router_kubernetes_up{resource="endpointslices"} 1.0' in metrics()
+        assert await made.answered_by() == {"w0", "w1"}
 
 
 async def test_maintenance_soon_steers_long_requests_away_and_short_ones_not() -> None:

@@ -7,6 +7,8 @@ import grpc
 import pytest
 
 from ostrya.api.v1 import admin_pb2
+from ostrya.client import AsyncClient
+from ostrya.errors import Unavailable
 from ostrya.router.settings import RouterSettings
 from ostrya.state.keys import SCHEMA
 from tests.fakes.waiting import until
@@ -67,9 +69,12 @@ async def test_an_unknown_replica_is_not_found_and_one_that_is_gone_is_unavailab
             await getattr(stand.admin, what)(asked[what](worker_id="w9"))
         assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
         await stand.workers[0].stop()
-        with pytest.raises(grpc.aio.AioRpcError, match="w0") as gone:
+        with pytest.raises(grpc.aio.AioRpcError, match="replica w0 did not answer: Connection refused") as gone:
             await getattr(stand.admin, what)(asked[what](worker_id="w0"), timeout=10)
         assert gone.value.code() is grpc.StatusCode.UNAVAILABLE
+        async with AsyncClient(f"127.0.0.1:{stand.router.port}") as client:
+            with pytest.raises(Unavailable, match=r"^replica w0 did not answer: Connection refused$"):
+                await client.cordon("w0")
 
 
 async def test_the_status_says_what_the_router_is_and_is_busy_with() -> None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ostrya.api.v1 import admin_pb2
+from ostrya.api.v1 import admin_pb2, inference_pb2_grpc
 from ostrya.client import AsyncClient
 from ostrya.errors import Unavailable
 from ostrya.router.app import Router
@@ -21,7 +22,18 @@ from ostrya.service.server import LIVENESS, channel
 from tests.fakes.redis_server import free_port
 from tests.fakes.waiting import until
 from tests.fakes.worker import Behaviour, FakeWorker, Identity
-from tests.integration.bed import NO_REDIS, TOKENIZER, Request, bed, router_of, saying, text_of
+from tests.integration.bed import (
+    NO_REDIS,
+    TOKENIZER,
+    Params,
+    Request,
+    bed,
+    details_of,
+    metric,
+    router_of,
+    saying,
+    text_of,
+)
 
 PATIENT = RouterSettings(no_replica_wait_s=20.0)
 ANSWER = "every word of it"
@@ -191,6 +203,46 @@ async def test_a_stream_that_does_not_end_is_cut_off_in_the_end(how: str) -> Non
                     await stream.read()
                 await draining
         await worker.until(lambda one: one.active == 0)
+
+
+@pytest.mark.parametrize("is_waiting", [False, True], ids=["answered", "waiting"])
+async def test_what_the_end_of_a_drain_ends_is_unavailable_with_an_invitation(is_waiting: bool) -> None:
+    async with bed(saying(ANSWER), settings=replace(PATIENT, drain_timeout_s=0.1)) as stand:
+        (worker,) = stand.workers
+        worker.next_token.close()
+        if is_waiting:
+            await worker.set_serving(False)
+            await stand.until(ready=0)
+        asking = asyncio.create_task(stand.ask(Request(text="a")))
+        await (until(lambda: stand.num_waiting) if is_waiting else worker.until(lambda one: one.active == 1))
+        async with asyncio.timeout(5):
+            await stand.router._drain()
+            with pytest.raises(grpc.aio.AioRpcError, match="router has shut down") as cut:
+                await asking
+        assert cut.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert details_of(cut.value, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() > 0
+        await stand.idle()
+        assert await metric(stand, 'requests_total{code="UNAVAILABLE"}') == 1
+        assert await metric(stand, 'requests_total{code="CANCELLED"}') == 0
+
+
+async def test_a_client_that_does_not_read_does_not_hold_up_the_end_of_a_drain() -> None:
+    async with AsyncExitStack() as stack:
+        stand = await stack.enter_async_context(
+            bed(Behaviour(num_tokens=2_000), settings=replace(PATIENT, drain_timeout_s=0.1))
+        )
+        # A connection that takes little unread.
+        options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1_024)]
+        target = f"127.0.0.1:{stand.router.port}"
+        way = await stack.enter_async_context(grpc.aio.insecure_channel(target, options=options))
+        stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(way)
+        call = stub.Generate(Request(text="a", sampling=Params(max_tokens=2_000)), timeout=60)
+        await call.read()
+        await stand.workers[0].until(lambda one: one.active == 0)
+        async with asyncio.timeout(5):
+            await stand.router._drain()
+        await stand.idle()
+        assert await metric(stand, 'requests_total{code="UNAVAILABLE"}') == 1
 
 
 async def test_a_second_signal_ends_the_process_whatever_runs() -> None:

@@ -10,6 +10,9 @@ import pytest
 from google.rpc import error_details_pb2
 
 from ostrya.api.v1 import admin_pb2, common_pb2, inference_pb2
+from ostrya.client import AsyncClient
+from ostrya.client.attempts import Unreached
+from ostrya.errors import Unavailable
 from ostrya.router.settings import RouterSettings
 from ostrya.service import status
 from tests.fakes.tokenizer import TURN
@@ -247,6 +250,18 @@ async def test_operators_see_replicas_and_models() -> None:
         assert not listed.redis_connected
         (model,) = (await stand.inference.ListModels(inference_pb2.ListModelsRequest())).models
         assert model == inference_pb2.Model(name="tiny", context_tokens=2_048, vocab_size=1_000, num_replicas_ready=2)
+
+
+async def test_our_client_does_not_send_again_what_failed_replica_after_replica() -> None:
+    poison = [Behaviour(breaks_after_tokens=0) for _ in range(5)]
+    async with bed(*poison, settings=RouterSettings(max_attempts=3)) as stand:
+        async with AsyncClient(f"127.0.0.1:{stand.router.port}") as client:
+            await client.replicas()
+            with pytest.raises(Unavailable, match="breaks off") as failed:
+                await client.generate("a", timeout_s=30).read()
+        assert not isinstance(failed.value, Unreached)
+        assert sum(len(one.record.requests) for one in stand.workers) == 3
+        await stand.idle()
 
 
 async def test_a_drain_lets_running_streams_end() -> None:

@@ -1,7 +1,6 @@
 """When replicas are full, draining or gone: requests wait in order, and what has begun is never cut short."""
 
 import asyncio
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,7 +17,18 @@ from ostrya.service.server import channel
 from tests.fakes.redis_server import free_port
 from tests.fakes.waiting import until
 from tests.fakes.worker import Behaviour, FakeWorker, Identity, Refusal
-from tests.integration.bed import Bed, Params, Request, Response, bed, details_of, saying, text_of, tokens_of
+from tests.integration.bed import (
+    Bed,
+    Params,
+    Request,
+    Response,
+    bed,
+    details_of,
+    metric,
+    saying,
+    text_of,
+    tokens_of,
+)
 
 PATIENT = RouterSettings(no_replica_wait_s=20.0)
 PLACES = CROWD * Identity().max_running
@@ -207,17 +217,3 @@ async def test_the_wait_is_measured_and_the_queue_is_shown() -> None:
         await asyncio.gather(*asking)
         assert (await metric(stand, "queue_depth"), await metric(stand, "queue_wait_seconds_count")) == (0, 2)
         assert (await metric(stand, "queue_wait_seconds_sum")) > 0
-
-
-async def metric(stand: Bed, name: str) -> float:
-    """A sample of the router's endpoint, without labels."""
-    url = f"http://127.0.0.1:{stand.router.metrics_port}/metrics"
-
-    def fetch() -> str:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            text: str = answer.read().decode()
-            return text
-
-    lines = (await asyncio.to_thread(fetch)).splitlines()
-    (value,) = [line.split()[1] for line in lines if line.startswith(f"ostrya_router_{name} ")]
-    return float(value)

@@ -185,18 +185,18 @@ KUBERNETES = Row(
     "Kubernetes",
     (
         Panel(
-            title="Watch on the endpoints",
-            text="Whether each router's watch on the EndpointSlices stands. No data with another discovery. Down for a "
-            "minute: pods that come and go are seen late.",
-            queries=(Query(f"max by (replica) ({router('kubernetes_up')})", "{{replica}}"),),
+            title="Watches on the Kubernetes API",
+            text="Whether each router's watches stand. No data with another discovery. endpointslices down for a "
+            "minute: pods that come and go are seen late. nodes (with maintenance only): their maintenance is missed.",
+            queries=(Query(f"max by (replica, resource) ({router('kubernetes_up')})", "{{replica}} {{resource}}"),),
             kind="state-timeline",
             names=((0, "down", "red"), (1, "watching", "green")),
         ),
         Panel(
-            title="What happened to the watch",
+            title="What happened to the watches",
             text="listed: every few seconds, by design. reconnected and expired now and then are normal; "
             "failed means that the API server refuses or cannot be reached.",
-            queries=(Query(rate(router("kubernetes_watch_total"), "event"), "{{event}}"),),
+            queries=(Query(rate(router("kubernetes_watch_total"), "resource, event"), "{{resource}} {{event}}"),),
             unit="ops",
         ),
         Panel(
@@ -205,7 +205,11 @@ KUBERNETES = Row(
             "use (no lease, unreachable). Fewer: pods on their way out.",
             queries=(
                 Query(f"max by (condition) ({router('endpoints')})", "{{condition}}"),
-                Query(f"max({router('workers_ready')} and on (pool, replica) {router('kubernetes_up')})", "routable"),
+                Query(
+                    f"max({router('workers_ready')} and on (pool, replica) "
+                    f"{router('kubernetes_up', resource='endpointslices')})",
+                    "routable",
+                ),
             ),
             decimals=0,
         ),

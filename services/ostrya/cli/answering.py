@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
+from ostrya.errors import OstryaError
+
 if TYPE_CHECKING:
     from ostrya.client import GenerateOptions, Stream
     from ostrya.client.answer import Answer
@@ -40,11 +42,16 @@ def print_answer(stream: "Stream", console: Console, notes: Console | None) -> s
     """Streams the text to `console`, then what it cost to `notes`. Returns the text."""
     began, first_s, parts = time.monotonic(), 0.0, []
     with stream:
-        for chunk in stream:
-            first_s = first_s or time.monotonic() - began
-            parts.append(chunk.text)
-            console.print(chunk.text, end="", markup=False, highlight=False, soft_wrap=True)
-            console.file.flush()
+        try:
+            for chunk in stream:
+                first_s = first_s or time.monotonic() - began
+                parts.append(chunk.text)
+                console.print(chunk.text, end="", markup=False, highlight=False, soft_wrap=True)
+                console.file.flush()
+        except OstryaError:
+            if parts:
+                console.print()  # what is said of it must not stand in the middle of the answer's line
+            raise
     console.print()
     if notes is not None:
         notes.print(cost_line(stream, first_s, time.monotonic() - began), style="dim", highlight=False, soft_wrap=True)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ostrya.cli.report import DEFAULT_TARGET, FAILED, USAGE, AsJson, fail, is_address, reported
+from ostrya.service import checks
 
 if TYPE_CHECKING:
     from ostrya.cli.diagnosis.findings import Finding
     from ostrya.cli.probes import Questions
 
-_REDIS_SCHEMES = ("redis", "rediss", "unix")
-_SPELLING = "in its password, write / as %2F, # as %23, @ as %40"
+_SPELLING = "in its user and password, write / as %2F, ? as %3F, # as %23, @ as %40"
 _STYLES = {"fail": "bold red", "warn": "yellow", "ok": "green", "skipped": "dim"}
 
 Targets = Annotated[
@@ -72,9 +72,11 @@ def bad_input(questions: "Questions") -> list[str]:
         wrong = [one for one in addresses if not is_address(one)]
         problems += [f"--{option} is {one!r}; it must be host:port, like {DEFAULT_TARGET}" for one in wrong]
     # URLs may hold a password, so they are not quoted.
-    if questions.redis_url and not _is_url(questions.redis_url, _REDIS_SCHEMES):
-        problems.append(f"--redis-url is not a URL like redis://host:6379/0; {_SPELLING}")
-    if questions.prometheus and not _is_url(questions.prometheus, ("http", "https")):
+    if questions.redis_url:
+        problems += [one.replace("redis_url", "--redis-url", 1) for one in checks.redis_url(questions.redis_url)]
+    elif questions.pool:
+        problems.append("--pool says whose rows in Redis to look at; give --redis-url too, or leave it out")
+    if questions.prometheus and not _is_web(questions.prometheus):
         problems.append(f"--prometheus is not a URL like http://prometheus:9090; {_SPELLING}")
     if not 0 < questions.timeout_s <= 300:
         problems.append(f"--timeout-s is {questions.timeout_s}; it must be above 0 and at most 300")
@@ -120,9 +122,11 @@ def _escaped(text: str) -> str:
     return escape(text)
 
 
-def _is_url(text: str, schemes: tuple[str, ...]) -> bool:
+def _is_web(url: str) -> bool:
+    """An @ after the host is a part of a password, and so is then what looks like port and path."""
     try:
-        parts = urllib.parse.urlsplit(text)
-        return parts.scheme in schemes and bool(parts.hostname or parts.path) and (parts.port or 1) > 0
+        parts = urllib.parse.urlsplit(url)
+        is_dialled = bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is none
         return False
+    return parts.scheme in ("http", "https") and is_dialled and "@" not in parts.path + parts.query + parts.fragment

@@ -10,6 +10,7 @@ import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar, cast
 
 import grpc
@@ -20,6 +21,7 @@ from ostrya.cli import prometheus
 from ostrya.cli.diagnosis import certificate
 from ostrya.cli.diagnosis.facts import (
     Clock,
+    Dialled,
     Facts,
     Memory,
     PoolRows,
@@ -28,6 +30,7 @@ from ostrya.cli.diagnosis.facts import (
     RouterFacts,
     TlsFacts,
 )
+from ostrya.cli.dialling import dial
 from ostrya.cli.prometheus import shown
 from ostrya.client.attempts import CHANNEL_OPTIONS, failure
 from ostrya.errors import StateUnavailable
@@ -52,7 +55,7 @@ class Questions:
 
 
 async def ask(questions: Questions) -> Facts:
-    """Everything at once; takes little longer than one timeout."""
+    """Everything at once, then the workers that it told of; takes little longer than two timeouts."""
     timeout_s = questions.timeout_s
     asking = asyncio.create_task(_routers(questions.targets, timeout_s))
     scraped, redis, greeted = await asyncio.gather(
@@ -60,13 +63,23 @@ async def ask(questions: Questions) -> Facts:
         _redis(questions.redis_url, questions.pool, asking, timeout_s),
         asyncio.gather(*(_tls(endpoint, timeout_s) for endpoint in _tls_endpoints(questions))),
     )
+    routers = tuple(await asking)
     return Facts(
         now_s=time.time(),
-        routers=tuple(await asking),
+        routers=routers,
         redis=redis,
         prometheus=scraped,
         tls=tuple(greeted),
+        workers=await _workers(routers, redis, timeout_s),
     )
+
+
+async def _workers(routers: Sequence[RouterFacts], redis: RedisFacts | None, timeout_s: float) -> dict[str, Dialled]:
+    known = {replica.address for router in routers for replica in router.replicas.values()}
+    for rows in redis.pools.values() if redis else ():
+        known |= {member.address for member in rows.members.values()}
+    addresses = sorted(known)
+    return dict(zip(addresses, await asyncio.gather(*(dial(one, timeout_s) for one in addresses)), strict=True))
 
 
 async def _bounded(work: Awaitable[F], broken: Callable[[str], F], timeout_s: float) -> F:
@@ -116,7 +129,7 @@ async def _ask_router(target: str, timeout_s: float) -> RouterFacts:
             seen = await admin.ListReplicas(admin_pb2.ListReplicasRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             reason = str(failure(error, target)).removeprefix(f"{target} cannot be reached: ")
-            raise OSError(reason) from error
+            raise OSError(reason.removesuffix("]")) from error  # "[C-ares …: Domain name not found]", innermost part
         status, clock = await _status(admin, timeout_s)
     return RouterFacts(
         target=target,
@@ -156,21 +169,20 @@ async def _redis(
         return None
     connection = Connection(url)
     try:
-        asked = _ask_redis(connection, shown(url))
-        found = await _bounded(
-            asked, lambda error: RedisFacts(where=shown(url), error=error.removeprefix("Redis: ")), timeout_s
-        )
+        found = RedisFacts(where=shown(url))
+        found = await _bounded(_ask_redis(connection, found.where), partial(_no_redis, found), timeout_s)
         if found.error:
             return found
         pools = {pool} if pool else {router.pool for router in await routers if router.pool} or {"default"}
-        rows = _ask_rows(connection, found, sorted(pools))
-        return await _bounded(rows, lambda error: replace(found, error=error), timeout_s)
+        return await _bounded(_ask_rows(connection, found, sorted(pools)), partial(_no_redis, found), timeout_s)
     finally:
         await connection.close()
 
 
-def _no_redis(url: str, error: str) -> RedisFacts:
-    return RedisFacts(where=shown(url), error=error.removeprefix("Redis: "))
+def _no_redis(found: RedisFacts, error: str) -> RedisFacts:
+    """state/connection.py names the client's exception first, and a timeout has no words of its own."""
+    words = error.removeprefix("Redis: ")
+    return replace(found, error="no answer in time" if words == "TimeoutError: " else words)
 
 
 async def _ask_redis(connection: Connection, where: str) -> RedisFacts:

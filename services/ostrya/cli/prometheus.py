@@ -29,11 +29,12 @@ def shown(url: str) -> str:
 async def ask(url: str, timeout_s: float) -> PrometheusFacts:
     """What it has of us. OSError or ValueError in words."""
     http = _Http(url, timeout_s)
-    up, ages, workers, routers, loaded = await asyncio.gather(
+    up, ages, workers, routers, blind, loaded = await asyncio.gather(
         http.query(f"up{{{_JOBS}}}"),
         http.query(f"time() - timestamp(up{{{_JOBS}}})"),
         http.query("ostrya_worker_info"),
         http.query("ostrya_router_info"),
+        http.query('ostrya_router_kubernetes_up{resource="nodes"} == 0'),
         _rules(http),
     )
     age_of = {_identity(labels): age_s for labels, age_s in ages}
@@ -54,6 +55,7 @@ async def ask(url: str, timeout_s: float) -> PrometheusFacts:
         targets=targets,
         workers=_replicas(workers),
         routers=_replicas(routers),
+        blind_to_nodes=_replicas(blind),
         rules=rules,
         alerts=alerts,
     )

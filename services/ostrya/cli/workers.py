@@ -24,7 +24,10 @@ app = typer.Typer(invoke_without_command=True)
 
 @app.callback()
 def workers(context: typer.Context, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """Show replicas: state, load, cached blocks, hit ratio. Or keep one from new work."""
+    """Show replicas: state, load, cached blocks, hit ratio. Or keep one from new work.
+
+    The state draining means that the replica says it takes no new work: cordoned, draining, or its step loop hangs.
+    """
     context.obj = target
     if context.invoked_subcommand is None:
         show(target, as_json)
@@ -66,7 +69,13 @@ def drain(
     call_s = None if timeout_s is None else timeout_s + ANSWER_S
     with reported(), Client(_target(context, target)) as client:
         num_cancelled = client.drain(worker_id, drain_timeout_s=timeout_s, timeout_s=call_s)
-    rest = f"; {num_cancelled} requests were still running and go on elsewhere" if num_cancelled else ""
+    match num_cancelled:
+        case 0:
+            rest = ""
+        case 1:
+            rest = "; 1 request was still running and goes on elsewhere"
+        case _:
+            rest = f"; {num_cancelled} requests were still running and go on elsewhere"
     print(f"{worker_id} is drained: it takes no new work and has none{rest}")
 
 

@@ -34,6 +34,7 @@ CHANNEL_OPTIONS = (
     # Notices a silent server within 15 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -41,7 +42,7 @@ CHANNEL_OPTIONS = (
 
 
 class Unreached(Unavailable):
-    """No router had the request: nobody listens, or whoever did is ending."""
+    """No router answered: nobody listens, or whoever did is ending."""
 
 
 def failure(rpc: grpc.RpcError, target: str) -> OstryaError:
@@ -51,9 +52,8 @@ def failure(rpc: grpc.RpcError, target: str) -> OstryaError:
         # Not by us: so gRPC ends the calls that meet a server in the moment it stops, and those its drain cuts off.
         return Unreached(f"{target} ended the call; it is shutting down")
     error = status.error_of(rpc)
-    if isinstance(error, Unavailable) and status.retry_after_s(error) is None:
-        # gRPC nests the cause behind its own layers: "failed to connect ...; last error: ...: Connection refused".
-        return Unreached(f"{target} cannot be reached: {str(error).rpartition(': ')[2].rstrip(')')}")
+    if isinstance(error, Unavailable) and not status.is_ours(rpc):
+        return Unreached(f"{target} cannot be reached: {status.innermost(error)}")
     return error
 
 

@@ -20,7 +20,7 @@ from ostrya.router.explain import DecisionLog, candidates
 from ostrya.router.fleet import Fleet, ReplicaRow
 from ostrya.router.types import Candidate, KnowledgeLevel, Load, ReplicaState, WorkerId
 from ostrya.service.server import channel
-from ostrya.service.status import Context, error_of, translated
+from ostrya.service.status import Context, error_of, innermost, is_ours, translated, with_retry
 from ostrya.state.keys import SCHEMA
 
 if TYPE_CHECKING:
@@ -168,10 +168,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 def _refusal(worker_id: str, error: grpc.aio.AioRpcError) -> OstryaError:
     """The worker's own words about the request; for the rest it is enough to know that it did not do it."""
     failure = error_of(error)
-    if isinstance(failure, InvalidRequest | Unavailable):
+    if is_ours(error) and isinstance(failure, InvalidRequest | Unavailable):
         failure.args = (f"replica {worker_id}: {failure}",)
         return failure
-    return Unavailable(f"replica {worker_id} did not answer: {failure}")
+    # Who asks has more use for the reason at once than for another wait.
+    return with_retry(Unavailable(f"replica {worker_id} did not answer: {innermost(failure)}"), None)
 
 
 def _replica(row: ReplicaRow) -> admin_pb2.Replica:

@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
@@ -19,6 +19,7 @@ from ostrya.prefix.chain import ChainKey
 from ostrya.prefix.index import PrefixIndex
 from ostrya.router.admin import AdminServicer, Status
 from ostrya.router.admission import Admission
+from ostrya.router.closing import Closing
 from ostrya.router.decide import Decider
 from ostrya.router.discovery import Discovery
 from ostrya.router.explain import DecisionLog
@@ -45,6 +46,9 @@ _SERVICES = (
 
 _GAUGES_EVERY_S = 0.5
 """Below any scrape interval."""
+
+_LAST_WORDS_S = 1.0
+"""For the statuses of the requests that the end of a drain ends; a client that does not read them is cut off then."""
 
 
 class Router:
@@ -83,6 +87,7 @@ class Router:
         self._tracer = tracing.start(
             settings.otlp_endpoint, service="ostrya-router", instance=instance, pool=settings.pool
         )
+        self._closing = Closing()
         inference = InferenceServicer(
             served=ServedModel(name=name, tokenizer=tokenizer, fleet=fleet, clock=clock),
             admission=admission,
@@ -96,6 +101,7 @@ class Router:
                 clock=clock,
             ),
             proxy=Proxy(fleet=fleet, room=room, metrics=metrics, model=name, settings=settings, clock=clock),
+            closing=self._closing,
             metrics=metrics,
             draw_seed=lambda: secrets.randbits(64),
             clock=clock,
@@ -117,7 +123,7 @@ class Router:
         """Serves while the block runs; the tasks given to it should run for ever.
 
         Leaving drains: NOT_SERVING, a moment later no new calls, running streams end (also those that still wait for a
-        replica) or are cut off, all is closed.
+        replica) or are ended with UNAVAILABLE, all is closed.
         """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._tracer.close)
@@ -155,19 +161,18 @@ class Router:
     async def _drain(self) -> None:
         self._is_draining = True
         self._metrics.enter("draining")
-        stopping = asyncio.create_task(self._stop())
         hurried = asyncio.create_task(self.hurry.wait())
-        await asyncio.wait({stopping, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        await self._server.set_serving(False)
+        await asyncio.wait({hurried}, timeout=self._settings.farewell_s)
+        drain_timeout_s = self._settings.drain_timeout_s
+        stopping = asyncio.create_task(self._server.stop(drain_timeout_s + _LAST_WORDS_S))
+        await asyncio.wait({stopping, hurried}, timeout=drain_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
+        self._closing.end()
+        await asyncio.wait({stopping}, timeout=_LAST_WORDS_S)
         if not stopping.done():
             await self._server.stop(0)
         await stopping
-
-    async def _stop(self) -> None:
-        await self._server.set_serving(False)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.hurry.wait(), self._settings.farewell_s)
-        await self._server.stop(self._settings.drain_timeout_s)
 
     async def _show(self) -> None:
         """Keeps the gauges of fleet and index current."""
@@ -176,7 +181,7 @@ class Router:
             self._metrics.show_fleet(fleet.replicas(), fleet.snapshot(), redis_up=fleet.redis_up)
             self._metrics.show_index(self._tracker, num_entries=index.num_entries, num_refused=index.num_refused)
             if self._kubernetes is not None:
-                self._kubernetes.show(self._discovery)
+                self._kubernetes.show(self._discovery, self._discovery.nodes)
             await asyncio.sleep(_GAUGES_EVERY_S)
 
 

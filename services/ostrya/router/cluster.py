@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from ostrya.errors import ConfigError
 from ostrya.router import disruption, endpoints
 from ostrya.router.disruption import Node, Outlook
 from ostrya.router.endpoints import Endpoint, Slice
-from ostrya.router.kubernetes import Resource, Update, Watcher, WatchEvent
+from ostrya.router.kubernetes import Resource, Update, View, Watcher, WatchEvent
 from ostrya.router.settings import RouterSettings
 from ostrya.router.types import Hold
 
@@ -34,6 +35,21 @@ _NODES_WATCH_S = 30
 """All nodes of the cluster come with each list, and what they announce is minutes ahead."""
 
 
+@dataclass(slots=True, eq=False)
+class Watched:
+    """How a watch is doing."""
+
+    is_up: bool = False
+    events: Counter[str] = field(default_factory=lambda: Counter({event.value: 0 for event in WatchEvent}))
+    """What happened to it."""
+
+    def hear(self, update: Update[View]) -> None:
+        if update.event is not None:
+            self.events[update.event] += 1
+        if update.is_up is not None:
+            self.is_up = update.is_up
+
+
 class Cluster:
     """`start` and `close` in the event loop. `changed` is called there after every change."""
 
@@ -41,10 +57,9 @@ class Cluster:
         self, settings: RouterSettings, *, changed: Callable[[], None], wall: Callable[[], float] = time.time
     ) -> None:
         """ConfigError without the official client, or where no API server is to be found."""
-        self.is_up = False
-        """Whether the endpoints are watched."""
-        self.events: Counter[str] = Counter({event.value: 0 for event in WatchEvent})
-        """What happened to that watch."""
+        self.nodes = Watched() if settings.maintenance else None
+        """The watch of the nodes; None = not asked for."""
+        self._endpoints_watched = Watched()
         self.endpoints: Mapping[str, Endpoint] | None = None
         """By address; None = never heard."""
         self._outlooks: Mapping[str, Outlook] = {}
@@ -55,6 +70,16 @@ class Cluster:
         namespace = settings.kubernetes_namespace or _own_namespace()
         self._slices = _watch_slices(settings, namespace, deliver=self._hear_endpoints)
         self._nodes = _watch_nodes(settings, deliver=self._hear_nodes) if settings.maintenance else None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the endpoints are watched."""
+        return self._endpoints_watched.is_up
+
+    @property
+    def events(self) -> Counter[str]:
+        """What happened to that watch."""
+        return self._endpoints_watched.events
 
     def start(self) -> None:
         """Begins to watch."""
@@ -77,10 +102,7 @@ class Cluster:
         return disruption.holds(outlook, now_s=now_s, horizon_s=self._horizon_s) if outlook is not None else ()
 
     def _hear_endpoints(self, update: Update[Mapping[str, Endpoint]]) -> None:
-        if update.event is not None:
-            self.events[update.event] += 1
-        if update.is_up is not None:
-            self.is_up = update.is_up
+        self._endpoints_watched.hear(update)
         if update.view is not None:
             if not update.view:
                 log.warning(
@@ -90,6 +112,8 @@ class Cluster:
             self._changed()
 
     def _hear_nodes(self, update: Update[Mapping[str, Outlook]]) -> None:
+        if self.nodes is not None:
+            self.nodes.hear(update)
         if update.view is None:
             return
         for name, outlook in update.view.items():

@@ -1,6 +1,7 @@
 """Which replicas there are, and what keeps new work from them, by one of three modes.
 
-registry: the members in Redis, and the addresses in the settings; a lease that is over removes its replica.
+registry: the members in Redis, and the addresses in the settings; a lease that is over removes its replica, or keeps
+new work from it if it is one of the settings'.
 static: the addresses in the settings alone.
 kubernetes: the endpoints of the workers' Service. A lease that is over, an endpoint that is not ready, terminating or
 no longer there keeps new work away; a replica without an endpoint goes when its streams have ended.
@@ -14,10 +15,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 from ostrya.prefix.chain import ChainKey
 from ostrya.router import endpoints
-from ostrya.router.cluster import Cluster
+from ostrya.router.cluster import Cluster, Watched
 from ostrya.router.fleet import Fleet
 from ostrya.router.kubernetes import WatchEvent
 from ostrya.router.link import Link
@@ -63,6 +65,11 @@ class Discovery:
         """Whether the endpoints are watched; None = not in mode kubernetes."""
         return self._cluster.is_up if self._cluster is not None else None
 
+    @property
+    def nodes(self) -> Watched | None:
+        """The watch of the nodes; None = not asked for."""
+        return self._cluster.nodes if self._cluster is not None else None
+
     def endpoint_counts(self) -> dict[str, int]:
         """Endpoints of the workers' Service by condition: ready, serving, terminating."""
         known = self._cluster.endpoints if self._cluster is not None else None
@@ -94,10 +101,10 @@ class Discovery:
         self._cluster_news.set()
 
     async def _pause(self) -> None:
-        try:
-            await asyncio.wait_for(self._cluster_news.wait(), _POLL_S)
-        except TimeoutError:
-            return
+        # Not wait_for: in Python 3.11 it loses a cancel that comes together with the news.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_POLL_S):
+                await self._cluster_news.wait()
         self._cluster_news.clear()
 
     def _wanted(self) -> set[str]:
@@ -113,16 +120,17 @@ class Discovery:
         return self._registry.addresses if self._cluster.events[WatchEvent.FAILED] else set()
 
     def _holds(self) -> dict[str, tuple[Hold, ...]]:
-        """By address. Without Kubernetes nothing holds a replica: it serves, or it is removed."""
-        if self._cluster is None:
+        """By address. With static workers alone nothing holds a replica: it serves, or it does not."""
+        if self._settings.discovery == "static":
             return {}
-        holds = self._cluster.holds()
-        if self._cluster.endpoints is not None:
+        holds = self._cluster.holds() if self._cluster is not None else {}
+        if self._cluster is not None and self._cluster.endpoints is not None:
             gone = self._links.keys() - self._cluster.endpoints.keys()
             holds |= dict.fromkeys(gone, (Hold.TERMINATING,))
         for worker_id in self._registry.over if self._registry.is_up else ():
             replica = self._fleet.info(worker_id)
-            if replica is not None:
+            # A process that never registered has no lease to lose.
+            if replica is not None and replica.epoch:
                 holds[replica.address] = (*holds.get(replica.address, ()), Hold.NO_LEASE)
         return holds
 
@@ -133,7 +141,7 @@ class Discovery:
             await self._remove_over()
 
     async def _remove_over(self) -> None:
-        """Replicas whose lease is over. Those of the settings live by their health stream alone."""
+        """Replicas whose lease is over. Those of the settings stay, held, for as long as it is."""
         for worker_id in self._registry.over:
             replica = self._fleet.info(worker_id)
             if replica is not None and replica.address not in self._settings.static_workers:

@@ -275,7 +275,7 @@ class Fleet:
     def _level(self) -> KnowledgeLevel:
         if self._ready and all(replica.load_at == -math.inf for replica in self._ready):
             return KnowledgeLevel.NO_LOAD
-        if self._ready and not any(replica.slot >= 0 for replica in self._ready):
+        if not any(replica.slot >= 0 for replica in self._ready):
             return KnowledgeLevel.NO_INDEX
         if self._is_followed:
             return KnowledgeLevel.FRESH

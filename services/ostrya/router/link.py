@@ -85,6 +85,7 @@ class Link:
                 if not is_ours:
                     channel = open_channel(self.address, max_message_bytes=self.max_message_bytes)
                 is_ours = False
+                self._forget_others(info.worker_id)
                 self.fleet.add(info, channel)
             self.fleet.set_state(info.worker_id, ReplicaState.STARTING)
             self.fleet.report(info.worker_id, answer.load)
@@ -128,6 +129,12 @@ class Link:
     def _must_redial(self, worker_id: WorkerId, channel: grpc.aio.Channel) -> bool:
         is_ours = self.fleet.channel(worker_id, self.address) is channel
         return not is_ours or self.fleet.state(worker_id) is ReplicaState.LOST
+
+    def _forget_others(self, worker_id: WorkerId) -> None:
+        """Who was at this address before has ended; what holds it must not hold the new one."""
+        for row in self.fleet.replicas():
+            if row.info.address == self.address and row.info.worker_id != worker_id:
+                self.fleet.remove(row.info.worker_id)
 
     def _lost(self, worker_id: WorkerId | None) -> None:
         if worker_id is not None and self.fleet.channel(worker_id, self.address) is not None:

@@ -35,6 +35,14 @@ class Follower(Protocol):
         ...
 
 
+class Watched(Protocol):
+    """How a watch is doing (cluster.py)."""
+
+    is_up: bool
+    events: Count[str]
+    """listed, reconnected, expired, failed."""
+
+
 class Watcher(Protocol):
     """What watches the endpoints of the workers' Service (discovery.py)."""
 
@@ -159,13 +167,14 @@ class KubernetesMetrics:
     def __init__(self, registry: prom.CollectorRegistry) -> None:
         self._up = prom.Gauge(
             "ostrya_router_kubernetes_up",
-            "Whether the endpoints are watched; exported with discovery kubernetes only.",
+            "Whether a resource of Kubernetes is watched; exported with discovery kubernetes only.",
+            ("resource",),
             registry=registry,
         )
         self._watch = prom.Counter(
             "ostrya_router_kubernetes_watch",
-            "What happened to the watch: listed, reconnected, expired, failed.",
-            ("event",),
+            "What happened to a watch: listed, reconnected, expired, failed.",
+            ("resource", "event"),
             registry=registry,
         )
         self._endpoints = prom.Gauge(
@@ -174,17 +183,22 @@ class KubernetesMetrics:
             ("condition",),
             registry=registry,
         )
-        self._shown: Count[str] = Count()
+        self._shown: Count[tuple[str, str]] = Count()
         for event in ("listed", "reconnected", "expired", "failed"):
-            self._watch.labels(event)
+            self._watch.labels("endpointslices", event)
         for condition in ("ready", "serving", "terminating"):
             self._endpoints.labels(condition)
 
-    def show(self, watcher: Watcher) -> None:
-        """Everything it says; from the event loop."""
-        self._up.set(bool(watcher.kubernetes_up))
+    def show(self, watcher: Watcher, nodes: Watched | None = None) -> None:
+        """Everything it says, and the watch of the nodes if there is one; from the event loop."""
+        self._show_watch("endpointslices", bool(watcher.kubernetes_up), watcher.watch_events)
+        if nodes is not None:
+            self._show_watch("nodes", nodes.is_up, nodes.events)
         for condition, number in watcher.endpoint_counts().items():
             self._endpoints.labels(condition).set(number)
-        for event, total in watcher.watch_events.items():
-            self._watch.labels(event).inc(total - self._shown[event])
-            self._shown[event] = total
+
+    def _show_watch(self, resource: str, is_up: bool, events: Count[str]) -> None:
+        self._up.labels(resource).set(is_up)
+        for event, total in events.items():
+            self._watch.labels(resource, event).inc(total - self._shown[resource, event])
+            self._shown[resource, event] = total

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import grpc
 
 from ostrya.errors import NoReplica, OstryaError, Overloaded
+from ostrya.router.closing import Closing
 from ostrya.router.metrics import RouterMetrics
 from ostrya.router.proxy import Part
 from ostrya.service.status import code_of
@@ -89,7 +90,9 @@ class Observation:
 
 
 @contextmanager
-def observed(metrics: RouterMetrics, clock: Callable[[], float], span: Span = NO_SPAN) -> Iterator[Observation]:
+def observed(
+    metrics: RouterMetrics, clock: Callable[[], float], span: Span = NO_SPAN, closing: Closing | None = None
+) -> Iterator[Observation]:
     """Counts what happens in the block, however it ends; `span` is the request's."""
     observation = Observation(metrics, clock, span)
     code = grpc.StatusCode.INTERNAL
@@ -102,9 +105,13 @@ def observed(metrics: RouterMetrics, clock: Callable[[], float], span: Span = NO
             metrics.shed.labels("no_replica" if isinstance(error, NoReplica) else "queue_full").inc()
         raise
     except (asyncio.CancelledError, GeneratorExit):
-        # gRPC cancels the call in both cases.
-        late = clock() >= observation.deadline - _DEADLINE_SLACK_S
-        code = grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED
+        # gRPC cancels the call in all cases.
+        if clock() >= observation.deadline - _DEADLINE_SLACK_S:
+            code = grpc.StatusCode.DEADLINE_EXCEEDED
+        elif closing is not None and closing.is_over:
+            code = grpc.StatusCode.UNAVAILABLE
+        else:
+            code = grpc.StatusCode.CANCELLED
         raise
     finally:
         observation.ended(code)

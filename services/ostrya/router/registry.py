@@ -120,7 +120,11 @@ class Registry:
         if not known.is_over and away_s >= (_GRACE_S if is_excused else _AWAY_S):
             known.is_over = True
             self.num_over += 1
-            log.warning("lease is over", extra={"fields": {"worker_id": worker_id, "had_row": has_row}})
+            fields = {"fields": {"worker_id": worker_id, "had_row": has_row}}
+            if has_row or is_excused:
+                log.warning("lease is over", extra=fields)
+            else:
+                log.info("worker has left", extra=fields)
         elif known.is_over and not has_row and self._fleet.info(worker_id) is None:
             del self._known[worker_id]
         elif known.is_over and has_row and away_s >= _FORGET_S:

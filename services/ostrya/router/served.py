@@ -4,7 +4,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 
-from ostrya.errors import InvalidRequest
+from ostrya.errors import InvalidRequest, NoReplica
 from ostrya.router.convert import Limits, Prompt
 from ostrya.router.fleet import Fleet
 from ostrya.router.types import ReplicaState
@@ -15,10 +15,13 @@ _REFRESH_S = 1.0
 """How old limits may get: they change only when replicas with other settings join."""
 
 _UNKNOWN_CONTEXT = 2**31 - 1
-"""Until a replica is known; it checks again."""
+"""Until a replica has ever been known; it checks again."""
 
 _LONG_CHARS_PER_TOKEN = 16
 """Natural text has one to six characters a token; what is longer than this times the context hardly ever fits."""
+
+_WHOLE_CHARS = 1 << 18
+"""So much is tokenized in one go, whatever the context: some ten megabytes of memory."""
 
 _SLICE_CHARS = 16_384
 
@@ -38,24 +41,28 @@ class ServedModel:
         self._limits_at = 0.0
 
     def limits(self) -> Limits:
-        """What every ready replica takes; of the tokenizer alone while there is none."""
+        """What every ready replica takes; while there is none, what was last known of any, ready or not."""
         now = self._clock()
         if self._limits is None or now - self._limits_at >= _REFRESH_S:
-            infos = [row.info for row in self._fleet.replicas() if row.state is ReplicaState.READY]
-            limits = Limits(
-                context_tokens=min((info.context_tokens for info in infos), default=_UNKNOWN_CONTEXT),
-                vocab_size=min((info.vocab_size for info in infos), default=self.tokenizer.vocab_size),
-            )
-            self._limits, self._limits_at = (limits if infos else None), now
-            return limits
-        return self._limits
+            rows = self._fleet.replicas()
+            ready = [row.info for row in rows if row.state is ReplicaState.READY]
+            infos = ready or ([row.info for row in rows] if self._limits is None else [])
+            if infos:
+                self._limits = Limits(
+                    context_tokens=min(info.context_tokens for info in infos),
+                    vocab_size=min(info.vocab_size for info in infos),
+                )
+            if ready:
+                self._limits_at = now
+        return self._limits or Limits(context_tokens=_UNKNOWN_CONTEXT, vocab_size=self.tokenizer.vocab_size)
 
     def num_ready(self) -> int:
         """Routable replicas."""
         return len(self._fleet.snapshot().replicas)
 
     async def tokens(self, prompt: Prompt) -> "array[int]":
-        """The prompt's token ids. InvalidRequest if the template refuses the messages, or the text is far too long.
+        """The prompt's token ids. InvalidRequest if the template refuses the messages, or the text is far too long;
+        NoReplica if it is long and no replica has ever told what is too long.
 
         Off the event loop, because a long text takes milliseconds; a cancelled request's thread ends by itself.
         """
@@ -77,8 +84,12 @@ class ServedModel:
 
     def _refuse_hopeless(self, text: str, context_tokens: int) -> None:
         """Counts a very long text slice by slice: 8 MB tokenized in one go would take seconds and gigabytes."""
-        if len(text) <= _LONG_CHARS_PER_TOKEN * context_tokens:
+        if len(text) <= min(_LONG_CHARS_PER_TOKEN * context_tokens, _WHOLE_CHARS):
             return
+        if context_tokens == _UNKNOWN_CONTEXT:
+            raise NoReplica(
+                f"no replica has told yet how long a prompt may be, and this one has {len(text)} characters"
+            )
         num_tokens = 0
         for first in range(0, len(text), _SLICE_CHARS):
             # Cutting inside a word adds a token or two, so a little less is counted.

@@ -7,6 +7,7 @@ from ostrya.api.v1 import inference_pb2, inference_pb2_grpc
 from ostrya.router import convert
 from ostrya.router.admission import Admission
 from ostrya.router.answer import Answer
+from ostrya.router.closing import Closing
 from ostrya.router.decide import Decider
 from ostrya.router.metrics import RouterMetrics
 from ostrya.router.observe import observed
@@ -27,6 +28,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         admission: Admission,
         decider: Decider,
         proxy: Proxy,
+        closing: Closing,
         metrics: RouterMetrics,
         draw_seed: Callable[[], int],
         clock: Callable[[], float],
@@ -36,6 +38,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._admission = admission
         self._decider = decider
         self._proxy = proxy
+        self._closing = closing
         self._metrics = metrics
         self._draw_seed = draw_seed
         self._clock = clock
@@ -49,7 +52,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         served = self._served
         with (
             self._tracer.request("ostrya.generate", context.invocation_metadata()) as span,
-            observed(self._metrics, self._clock, span) as observation,
+            observed(self._metrics, self._clock, span, self._closing) as observation,
             self._admission.admit(request_id=request.request_id, remaining_s=context.time_remaining()) as ticket,  # 1
         ):
             observation.request_id, observation.deadline = ticket.request_id, ticket.deadline
@@ -70,7 +73,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 ending_token_ids={*served.tokenizer.eos_token_ids, *asked.sampling.stop_token_ids},
             )
             job = Job(ticket=ticket, prompt=prompt, sampling=asked.sampling, routing=routing, span=span)
-            async with aclosing(self._proxy.stream(job)) as parts:  # 5
+            async with self._closing.request(), aclosing(self._proxy.stream(job)) as parts:  # 5
                 async for part in parts:
                     observation.part(part)
                     response = answer.add(part)

@@ -60,7 +60,10 @@ class RouterSettings:
     def check(self) -> None:
         """ConfigError with every problem."""
         problems = [*checks.redis_url(self.redis_url), *checks.log_level(self.log_level)]
-        problems += tracing.problems(self.otlp_endpoint)
+        problems += tracing.problems(self.otlp_endpoint) or checks.endpoint("otlp_endpoint", self.otlp_endpoint)
+        problems += checks.host(self.host)
+        for name in ("port", "metrics_port"):
+            problems += checks.port(name, getattr(self, name))
         if self.max_in_flight < 1:
             problems.append(f"max_in_flight is {self.max_in_flight}; it must be at least 1")
         if self.max_attempts < 1:
@@ -69,15 +72,13 @@ class RouterSettings:
             problems.append(f"max_message_bytes is {self.max_message_bytes}; it must be at least 1024")
         if self.long_request_tokens < 1:
             problems.append(f"long_request_tokens is {self.long_request_tokens}; it must be at least 1")
-        not_negative = ("no_replica_wait_s", "max_waiting", "farewell_s", "drain_timeout_s", "max_connection_age_s")
-        for name in (*not_negative, "maintenance_horizon_s"):
-            if not getattr(self, name) >= 0:
-                problems.append(f"{name} is {getattr(self, name)}; it must not be negative")
-        problems += [
-            f"static worker {address!r} is not host:port"
-            for address in self.static_workers
-            if not address.rpartition(":")[0] or not address.rpartition(":")[2].isdigit()
-        ]
+        if self.max_waiting < 0:
+            problems.append(f"max_waiting is {self.max_waiting}; it must not be negative")
+        spans = ("maintenance_horizon_s", "no_replica_wait_s", "farewell_s", "drain_timeout_s", "max_connection_age_s")
+        for name in spans:
+            problems += checks.seconds(name, getattr(self, name))
+        wrong = [address for address in self.static_workers if not checks.is_address(address)]
+        problems += [f"static worker {address!r} is not host:port" for address in wrong]
         problems += self._discovery_problems()
         if problems:
             raise ConfigError(problems)
@@ -93,6 +94,8 @@ class RouterSettings:
                 problems.append("static_workers are not used with discovery kubernetes; leave them out")
             if self.kubernetes_api and not self.kubernetes_api.startswith(("http://", "https://")):
                 problems.append(f"kubernetes_api is {self.kubernetes_api!r}; it must be like https://host:6443")
+            else:
+                problems += checks.endpoint("kubernetes_api", self.kubernetes_api)
         elif self.maintenance:
             problems.append(f"maintenance needs discovery kubernetes, which tells the nodes; it is {self.discovery}")
         return problems

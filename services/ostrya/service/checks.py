@@ -1,7 +1,10 @@
 """Checks of settings that every service has. Each gives the problems it found, for ConfigError to show together."""
 
+import math
+import re
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+_ADDRESS = re.compile(r"(?:[\w.-]+|\[[0-9a-f:.%\w]+\]):([0-9]{1,5})", re.ASCII | re.IGNORECASE)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 """What may follow the ? of a rediss:// URL. The client would take any word, and fail at its first connection."""
@@ -20,7 +23,7 @@ def redis_url(url: str) -> list[str]:
     except ValueError:
         return [f"redis_url cannot be read; {_ENCODE}"]
     if parts.scheme == "unix":
-        known = parts.path and not port_is_given and options.keys() <= {"db"}
+        known = parts.path and not port_is_given and options.keys() <= {"db"} and options.get("db", "0").isdecimal()
         return [] if known else ["redis_url must be like unix:///path/to/redis.sock or unix:///path?db=0"]
     if parts.scheme not in ("redis", "rediss"):
         return ["redis_url must begin with redis://, rediss:// (TLS) or unix://, as in redis://host:6379/0"]
@@ -32,8 +35,8 @@ _ENCODE = "percent-encode / ? # @ and : in its user and password, as in redis://
 
 def _network(parts: SplitResult) -> list[str]:
     problems = []
-    if not parts.hostname or parts.fragment:
-        problems.append(f"has no host, or a # in it; {_ENCODE}")
+    if not parts.hostname or parts.fragment or "@" in parts.path + parts.query:
+        problems.append(f"has no host, or a # or a second @ in it; {_ENCODE}")
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         problems.append(f"has no database number after its host; {_ENCODE}")
     return problems
@@ -52,3 +55,34 @@ def _options(scheme: str, options: dict[str, str]) -> list[str]:
 
 def log_level(level: str) -> list[str]:
     return [] if level in LOG_LEVELS else [f"log_level is {level!r}; it must be one of {', '.join(LOG_LEVELS)}"]
+
+
+def host(value: str) -> list[str]:
+    """The interface to listen on."""
+    if value and not re.search(r"[\s/]", value):
+        return []
+    return [f"host is {value!r}; it must be the address of an interface, like 127.0.0.1, or 0.0.0.0 for every one"]
+
+
+def port(name: str, value: int) -> list[str]:
+    """A port to listen on. Not every library refuses others: gRPC listens on the rest of a division by 65536."""
+    return [] if 0 <= value <= 65535 else [f"{name} is {value}; it must be 0 (any free port) to 65535"]
+
+
+def is_address(text: str) -> bool:
+    """host:port to dial."""
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and 0 < int(match[1]) < 65536
+
+
+def endpoint(name: str, url: str) -> list[str]:
+    """[http[s]://]host:port, or an http URL that needs no port, as far as its port goes."""
+    try:
+        is_possible = urlsplit(url if "://" in url else f"//{url}").port != 0
+    except ValueError:
+        is_possible = False
+    return [] if is_possible else [f"{name} is {url!r}; its port must be 1 to 65535"]
+
+
+def seconds(name: str, value: float) -> list[str]:
+    return [] if math.isfinite(value) and value >= 0 else [f"{name} is {value}; it must be finite and not negative"]

@@ -125,6 +125,8 @@ def channel(address: str, *, max_message_bytes: int) -> grpc.aio.Channel:
             ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.keepalive_time_ms", _CLIENT_PING_MS),
             ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+            # The one that governs: at its default a peer that hangs is noticed after 70 s.
+            ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.min_reconnect_backoff_ms", 100),

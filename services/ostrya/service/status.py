@@ -75,8 +75,7 @@ async def abort(context: Context, error: errors.OstryaError) -> NoReturn:
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         trailers.append((PUSHBACK, str(round(retry_after_s * 1000))))
-    await context.abort(code_of(error), str(error), tuple(trailers))
-    raise AssertionError("context.abort returned")
+    await _end(context, code_of(error), str(error), tuple(trailers))
 
 
 def translated(method: M) -> M:
@@ -114,7 +113,19 @@ async def _refuse(context: Context, error: Exception) -> NoReturn:
     if isinstance(error, errors.OstryaError) and code_of(error) is not grpc.StatusCode.INTERNAL:
         await abort(context, error)
     log.error("request failed in our code", exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
+    await _end(context, grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
+
+
+async def _end(
+    context: Context, code: grpc.StatusCode, text: str, trailers: tuple[tuple[str, str | bytes], ...] = ()
+) -> NoReturn:
+    try:
+        await context.abort(code, text, trailers)
+    except grpc.aio.InternalError as error:
+        # The call has ended meanwhile, most often by its deadline; nobody is there to be told. A cancelled handler is
+        # what gRPC expects then: anything else it logs with a traceback.
+        raise asyncio.CancelledError("the call has ended") from error
+    raise AssertionError("context.abort returned")
 
 
 def error_of(rpc: grpc.RpcError) -> errors.OstryaError:
@@ -130,11 +141,22 @@ def error_of(rpc: grpc.RpcError) -> errors.OstryaError:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.DeadlineExceeded(text)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return _with_retry(errors.Overloaded(text), retry_after_s)
+        return with_retry(errors.Overloaded(text), retry_after_s)
     if code is grpc.StatusCode.UNAVAILABLE:
         exact = {"NoReplica": errors.NoReplica, "EngineDied": errors.EngineDied}.get(reason, errors.Unavailable)
-        return _with_retry(exact(text), retry_after_s)
+        return with_retry(exact(text), retry_after_s)
     return errors.OstryaError(f"{code.name}: {text}")
+
+
+def is_ours(rpc: grpc.RpcError) -> bool:
+    """Whether a servicer of ours ended the call so; otherwise gRPC did, or somebody on the way."""
+    reason, _, _ = _details(cast("grpc.Call", rpc))
+    return bool(reason)
+
+
+def innermost(error: errors.OstryaError) -> str:
+    """gRPC nests a cause behind its own layers: "failed to connect ...; last error: ...: Connection refused"."""
+    return str(error).rpartition(": ")[2].rstrip(")")
 
 
 def retry_after_s(error: errors.OstryaError) -> float | None:
@@ -150,7 +172,7 @@ def _details(call: grpc.Call) -> tuple[str, str, float | None]:
         if packed.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
             info = error_details_pb2.ErrorInfo()
             packed.Unpack(info)
-            reason = info.reason
+            reason = info.reason if info.domain == DOMAIN else ""
         elif packed.Is(error_details_pb2.BadRequest.DESCRIPTOR):
             bad = error_details_pb2.BadRequest()
             packed.Unpack(bad)
@@ -174,7 +196,7 @@ def _with_message(error: E, text: str) -> E:
     return error
 
 
-def _with_retry(error: E, delay: float | None) -> E:
-    """The server's wait; None replaces the default, because no invitation is not an invitation."""
+def with_retry(error: E, delay: float | None) -> E:
+    """`error` with that wait; None replaces the default, because no invitation is not an invitation."""
     error.retry_after_s = delay  # type: ignore[attr-defined]
     return error

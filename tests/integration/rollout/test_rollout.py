@@ -28,8 +28,8 @@ NUM_CONNECTIONS = 10
 # A machine that cannot carry the rate gets less of it, instead of a queue that outgrows every limit.
 MAX_OPEN = 300
 TIMEOUT_S = 120.0
-# Two cores must carry this rate while processes start: most answers are short, every tenth lives long.
-SHORT_TOKENS, LONG_TOKENS, LONG_EVERY = 2, 24, 10
+# Two cores must carry this rate while processes start: most answers are short, some live for many seconds.
+SHORT_TOKENS, LONG_TOKENS, LONG_EVERY = 3, 40, 20
 PROMPTS = [f"The {thing} is" for thing in ("tide", "bread", "lighthouse", "frost", "hornbeam", "tea", "glass", "moon")]
 DRAIN_S = 45
 WORKER_READINESS = "ostrya.api.v1.WorkerService"
@@ -50,6 +50,8 @@ class Outcomes:
     """What became of the streams."""
 
     num_started: int = 0
+    arrivals_s: float = 0.0
+    """From the first stream's start to the last one's."""
     wrong: list[str] = field(default_factory=list)
     durations_s: list[float] = field(default_factory=list)
 
@@ -147,7 +149,7 @@ async def stream_until(
     room = asyncio.Semaphore(MAX_OPEN)
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as streams:
         clients = [await stack.enter_async_context(AsyncClient(target)) for _ in range(NUM_CONNECTIONS)]
-        due = time.monotonic()
+        due = began = time.monotonic()
         while outcomes.num_started < scenario.num_streams or not rollout.done():
             number = outcomes.num_started
             outcomes.num_started += 1
@@ -156,6 +158,7 @@ async def stream_until(
             task.add_done_callback(lambda _: room.release())
             due = max(due + 1 / scenario.rate_per_s, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
+        outcomes.arrivals_s = time.monotonic() - began
 
 
 async def one(client: AsyncClient, number: int, expected: dict[str, list[int]], outcomes: Outcomes) -> None:
@@ -186,6 +189,7 @@ def report(outcomes: Outcomes, cluster: Cluster) -> None:
     durations = sorted(outcomes.durations_s)
     drained = ", ".join(f"{pod.name} {pod.drained_s:.1f} s" for pod in cluster.gone)
     print(
-        f"{outcomes.num_started} streams, {len(outcomes.wrong)} wrong; "
+        f"{outcomes.num_started} streams, {outcomes.num_started / outcomes.arrivals_s:.0f} a second, "
+        f"{len(outcomes.wrong)} wrong; "
         f"p50 {durations[len(durations) // 2]:.2f} s, longest {durations[-1]:.2f} s; drained: {drained}"
     )

@@ -27,6 +27,25 @@ def test_every_problem_of_the_settings_is_a_line_and_2() -> None:
     assert "max_attempts is 0" in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--port", "99999"), "port is 99999"),
+        (("--port", "-1"), "port is -1"),
+        (("--metrics-port", "70000"), "metrics_port is 70000"),
+        (("--host", ""), "host is ''"),
+        (("--otlp-endpoint", "h:99999"), "otlp_endpoint is 'h:99999'"),
+        (("--static-workers", "h:99999"), "static worker 'h:99999'"),
+        (("--drain-timeout-s", "inf"), "drain_timeout_s is inf"),
+    ],
+)
+def test_what_would_not_work_is_told(words: tuple[str, str], says: str) -> None:
+    result = check(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"error: {says}")
+
+
 def test_a_variable_that_no_option_reads_is_refused() -> None:
     result = check(OSTRYA_MAX_INFLIGHT="5", OSTRYA_WORKER_ID="w0", OSTRYA_MAX_IN_FLIGHT="5")
     assert result.exit_code == 2

@@ -81,6 +81,12 @@ def test_a_server_error_is_one_line(run: Run, router: FakeRouter) -> None:
     assert result.stderr == "error: 1024 requests are in flight; try again\n"
 
 
+def test_an_error_in_the_middle_of_an_answer_stands_on_its_own_line(run: Run, router: FakeRouter) -> None:
+    router.fail_after = (2, Overloaded("full"))
+    result = run("generate", "hi")
+    assert (result.exit_code, result.output) == (1, "Ironwood \nerror: full\n")
+
+
 def test_nobody_there_says_what_to_do() -> None:
     result = CliRunner().invoke(app, ["workers", "--target", "127.0.0.1:1"])
     assert result.exit_code == 1

@@ -11,6 +11,7 @@ from ostrya.cli.diagnosis.certificate import Certificate
 from ostrya.cli.diagnosis.facts import (
     Alert,
     Clock,
+    Dialled,
     Facts,
     Memory,
     PoolRows,
@@ -181,6 +182,18 @@ FAULTS: list[tuple[str, Facts, str, str]] = [
         install(router("r0:50051", kubernetes_connected=False, discovery="kubernetes")),
         "fail kubernetes",
         "router r0:50051 cannot watch the endpoints of its workers: new pods are not seen",
+    ),
+    (
+        "nodes that are not watched",
+        install(prometheus=prometheus(blind_to_nodes=frozenset({("default", "r0")}))),
+        "fail kubernetes",
+        "router r0 of pool 'default' cannot watch the nodes: their maintenance goes unnoticed",
+    ),
+    (
+        "a pool that nobody serves",
+        install(redis=redis(pools={"default": rows("w0", "w1"), "nosuch": rows()})),
+        "fail replicas",
+        "no router here serves pool 'nosuch', of which Redis has 0 workers; they serve default",
     ),
     (
         "requests that wait",
@@ -472,6 +485,37 @@ def test_the_likely_reason_of_a_lost_replica_depends_on_its_lease() -> None:
     assert "Its lease is alive" in advice_on(with_lease, "is lost")
     assert "no lease in Redis either" in advice_on(without, "is lost")
     assert advice_on(unknown, "is lost").startswith("Its process has ended or hangs")
+
+
+def test_what_came_of_dialling_a_lost_replica_is_a_part_of_the_reason() -> None:
+    lost = router("r0:50051", replica("w0"), replica("w1", state=LOST))
+    refused = install(lost, workers={"w1:50052": Dialled.REFUSED})
+    answers = install(lost, redis=None, workers={"w1:50052": Dialled.ANSWERS})
+    unreachable = install(lost, workers={"w1:50052": Dialled.UNREACHABLE})
+    assert advice_on(refused, "is lost").startswith("Nobody listens there, so its process has ended")
+    assert advice_on(answers, "is lost").startswith("It answers here, so the process runs")
+    assert advice_on(unreachable, "is lost").startswith("Its lease is alive")
+
+
+@pytest.mark.parametrize("discovery", ["registry", "static"])
+def test_a_replica_that_hangs_is_called_so_and_nothing_that_follows_from_it(discovery: str) -> None:
+    facts = install(
+        router("r0:50051", discovery=discovery),
+        router("r1:50051", replica("w0"), discovery=discovery),
+        redis=redis(rows("w0", "w1", leased=("w0",))),
+        prometheus=None,
+        workers={"w0:50052": Dialled.ANSWERS, "w1:50052": Dialled.SILENT},
+    )
+    sentence = "replica w1 hangs: w1:50052 accepts connections and answers nothing"
+    assert complaints(facts) == [("fail", "replicas", sentence)]
+
+
+def test_a_hung_worker_that_no_router_knows_any_more_is_found_by_its_row() -> None:
+    member_address = rows("w1").members["w1"].address
+    facts = install(router("r0:50051", replica("w0")), workers={member_address: Dialled.SILENT})
+    assert ("fail", "replicas", f"replica w1 hangs: {member_address} accepts connections and answers nothing") in (
+        complaints(facts)
+    )
 
 
 def test_a_blind_router_that_has_no_redis_is_told_why_it_is_blind() -> None:

@@ -6,12 +6,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from ostrya.cli import probes
+from ostrya.cli.diagnosis.facts import Dialled
+from ostrya.cli.dialling import dial
 from ostrya.cli.prometheus import shown
+from tests.fakes.prometheus_server import Scraped, prometheus
+from tests.fakes.redis_server import free_port
 from tests.fakes.router import FakeRouter
+from tests.fakes.worker import FakeWorker
 
 
 @contextmanager
@@ -21,6 +27,7 @@ def web_server(status: int, body: str) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
+            self.send_header("Content-Type", "text/plain")
             self.end_headers()
             self.wfile.write(body.encode())
 
@@ -52,6 +59,46 @@ async def test_a_name_that_nobody_knows_is_a_router_that_does_not_answer() -> No
     (router,) = (await probes.ask(probes.Questions(targets=("no.such.name.invalid:1",), timeout_s=2))).routers
     assert router.target == "no.such.name.invalid:1"
     assert router.error
+    assert not router.error.endswith("]")
+
+
+async def test_a_redis_that_says_nothing_is_told_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, nobody speaks
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        found = (await probes.ask(probes.Questions(targets=(), redis_url=url, timeout_s=5))).redis
+    assert found is not None
+    assert found.error == "no answer in time"
+
+
+async def test_a_worker_is_told_from_one_that_hangs_one_that_has_ended_and_one_that_is_out_of_reach() -> None:
+    async with FakeWorker() as worker:
+        await worker.set_serving(False)
+        assert await dial(worker.address, 3.0) is Dialled.ANSWERS, "whether it takes work or not"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert await dial(f"127.0.0.1:{silent.getsockname()[1]}", 0.5) is Dialled.SILENT
+    assert await dial(f"127.0.0.1:{free_port()}", 3.0) is Dialled.REFUSED
+    for nowhere in ("", "no.such.name.invalid:1", "127.0.0.1:99999"):
+        assert await dial(nowhere, 3.0) is Dialled.UNREACHABLE
+
+
+async def test_the_workers_that_routers_and_redis_know_are_dialled() -> None:
+    with FakeRouter() as router:
+        facts = await probes.ask(probes.Questions(targets=(router.target,), timeout_s=2))
+    assert facts.workers.keys() == {"127.0.0.1:7000"}
+
+
+async def test_routers_that_cannot_watch_nodes_are_found_in_prometheus(tmp_path: Path) -> None:
+    exposition = "".join(
+        f'ostrya_router_kubernetes_up{{resource="{resource}"}} {is_up}\n'
+        for resource, is_up in (("endpointslices", 1), ("nodes", 0))
+    )
+    with web_server(200, exposition) as router:
+        target = Scraped("ostrya-router", router.removeprefix("http://"), {"pool": "a", "replica": "r0"})
+        with prometheus(tmp_path, target) as url:
+            found = (await probes.ask(probes.Questions(targets=(), prometheus=url, timeout_s=5))).prometheus
+    assert found is not None
+    assert found.error == ""
+    assert set(found.blind_to_nodes) == {("a", "r0")}
 
 
 @pytest.mark.parametrize(

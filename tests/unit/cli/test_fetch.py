@@ -58,7 +58,7 @@ class Fetching:
 
     def left_over(self) -> set[str]:
         parent = self.target.parent
-        return {path.name for path in parent.iterdir()} - {"model", ".model.lock"} if parent.exists() else set()
+        return {path.name for path in parent.iterdir()} - {"model"} if parent.exists() else set()
 
     def refused(self, source: str, *words: str, code: int = 1, **environment: str) -> str:
         """The one line it says."""
@@ -163,7 +163,7 @@ def test_a_killed_fetch_leaves_no_destination_and_the_next_one_completes_it(fetc
         killed.kill()
         killed.wait()
     assert not fetching.target.exists()
-    assert fetching.left_over() == {".model.partial"}
+    assert fetching.left_over() == {".model.partial", ".model.scratch", ".model.lock"}
     fetching.gcs.hold.set()
     assert fetching.run("gs://bucket/models/tiny").returncode == 0
     assert fetching.files() == WANTED

@@ -7,6 +7,7 @@ from typer.testing import CliRunner, Result
 
 from ostrya.cli.workers import app
 from ostrya.errors import Unavailable
+from ostrya.service import status
 from tests.fakes.router import FakeRouter
 
 Run = Callable[..., Result]
@@ -44,9 +45,18 @@ def test_a_worker_is_told_and_a_line_says_so(
     assert router.orders == [(order[0], "worker-0", order[1])]
 
 
-def test_a_drain_says_what_went_on_elsewhere(run: Run, router: FakeRouter) -> None:
-    router.num_cancelled = 3
-    assert "; 3 requests were still running and go on elsewhere\n" in run("drain", "worker-0").stdout
+@pytest.mark.parametrize(
+    ("num", "words"),
+    [(1, "1 request was still running and goes on"), (3, "3 requests were still running and go on")],
+)
+def test_a_drain_says_what_went_on_elsewhere(run: Run, router: FakeRouter, num: int, words: str) -> None:
+    router.num_cancelled = num
+    assert f"; {words} elsewhere\n" in run("drain", "worker-0").stdout
+
+
+def test_the_help_says_what_the_state_draining_means(run: Run) -> None:
+    """Routers hear from health only whether a worker takes new work, not why it does not."""
+    assert "draining means that the replica says it takes no new work" in " ".join(run("--help").stdout.split())
 
 
 @pytest.mark.parametrize("what", ["cordon", "uncordon", "drain"])
@@ -59,9 +69,11 @@ def test_an_unknown_worker_is_one_line_and_an_exit_code(run: Run, what: str) -> 
 
 
 def test_a_worker_that_does_not_answer_is_one_line(run: Run, router: FakeRouter) -> None:
-    router.failures = [Unavailable("replica worker-0 did not answer", retry_after_s=0.01) for _ in range(3)]
-    result = run("cordon", "worker-0")
-    assert (result.exit_code, result.stderr) == (1, "error: replica worker-0 did not answer\n")
+    words = "replica worker-0 did not answer: Connection refused"
+    for what in ("cordon", "uncordon", "drain"):
+        router.failures = [status.with_retry(Unavailable(words), None)]
+        result = run(what, "worker-0")
+        assert (result.exit_code, result.stderr) == (1, f"error: {words}\n")
 
 
 def test_the_target_may_stand_before_or_after_the_subcommand(run: Run, router: FakeRouter) -> None:

@@ -7,6 +7,7 @@ import pytest_asyncio
 
 from ostrya.client import AsyncClient
 from ostrya.errors import DeadlineExceeded, EngineDied, InvalidRequest, Overloaded, Unavailable
+from ostrya.service import status
 from tests.fakes.router import FakeRouter
 
 WAIT_S = 5.0
@@ -46,6 +47,16 @@ async def test_pushback_is_followed_before_the_first_message(router: FakeRouter,
     assert await client.generate("hello").read() == "Ironwood is hard."
     router.failures = [Overloaded("full", retry_after_s=0.01)]
     assert await client.tokenize("ab") == [97, 98]
+
+
+async def test_a_failure_that_the_router_reports_without_an_invitation_is_final(
+    router: FakeRouter, client: AsyncClient
+) -> None:
+    await client.models()
+    router.failures = [status.with_retry(Unavailable("three replicas failed it"), None) for _ in range(2)]
+    with pytest.raises(Unavailable, match=r"^three replicas failed it$"):
+        await client.generate("hello").read()
+    assert len(router.requests) == 1
 
 
 async def test_retry_stops_after_the_first_message(router: FakeRouter, client: AsyncClient) -> None:

@@ -1,6 +1,7 @@
 """Discovery over real sockets: a real Redis, fake workers with real health, real publishers."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -187,8 +188,51 @@ async def test_a_silent_host_leaves_when_its_lease_has_ended(redis: RunningRedis
             await asyncio.sleep(0)
         # Its stream still says SERVING, but nobody renews.
         assert await until(lambda: is_ready(fleet), timeout_s=5.5) <= 5.0
-        assert fleet.replicas() == []
+        await until(lambda: not fleet.replicas())
         assert discovery._registry.num_over == 1
+
+
+async def test_a_lease_that_is_over_holds_a_worker_of_the_settings(redis: RunningRedis) -> None:
+    async with FakeWorker() as worker, discovering(redis.url, static=(worker.address,)) as (fleet, _):
+        await until(lambda: is_ready(fleet, "w0"))
+        async with publishing(redis.url, address=worker.address):
+            await until(lambda: fleet.replicas()[0].info.epoch)
+        # Its stream still says SERVING, but nobody renews.
+        assert await until(lambda: is_ready(fleet), timeout_s=5.5) <= 5.0
+        assert [row.holds for row in fleet.replicas()] == [(Hold.NO_LEASE,)]
+        async with publishing(redis.url, address=worker.address):
+            await until(lambda: is_ready(fleet, "w0"))
+
+
+async def test_a_worker_of_the_settings_that_never_registered_is_used(redis: RunningRedis) -> None:
+    async with FakeWorker() as worker, discovering(redis.url, static=(worker.address,)) as (fleet, discovery):
+        await until(lambda: is_ready(fleet, "w0") and discovery.redis_up)
+        assert fleet.replicas()[0].holds == ()
+
+
+async def test_another_worker_at_the_same_address_takes_the_place_of_the_first() -> None:
+    async with FakeWorker() as worker, discovering(static=(worker.address,)) as (fleet, _):
+        await until(lambda: is_ready(fleet, "w0"))
+        await worker.stop()
+        worker.identity.worker_id = "w1"
+        await worker.start()
+        await until(lambda: is_ready(fleet, "w1"))
+        assert [row.info.worker_id for row in fleet.replicas()] == ["w1"]
+
+
+async def test_a_cancel_that_comes_with_news_of_the_cluster_is_not_lost() -> None:
+    settings = RouterSettings(discovery="static", static_workers=("127.0.0.1:1",), redis_url="redis://127.0.0.1:1/0")
+    fleet = Fleet(index=PrefixIndex())
+    discovery = Discovery(settings, fleet=fleet, chain=CHAIN)
+    task = asyncio.create_task(discovery.run())
+    await until(lambda: discovery._links)
+    await asyncio.sleep(0)
+    discovery._cluster_news.set()
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=2.0)
+    assert done == {task}
+    await discovery.close()
+    await fleet.close()
 
 
 async def test_a_killed_and_emptied_redis_makes_nobody_unroutable(redis: RunningRedis) -> None:
@@ -233,8 +277,10 @@ async def test_a_restart_elsewhere_replaces_the_old(redis: RunningRedis) -> None
             assert len(fleet.replicas()) == 1
 
 
-async def test_a_worker_that_leaves_is_gone(redis: RunningRedis) -> None:
-    async with FakeWorker() as worker, discovering(redis.url) as (fleet, _):
+async def test_a_worker_that_leaves_is_gone_and_is_no_reason_for_a_warning(
+    redis: RunningRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeWorker() as worker, discovering(redis.url) as (fleet, discovery):
         settings = WorkerSettings(worker_id="w0", redis_url=redis.url)
         publisher = Publisher(settings, member=member(address=worker.address))
         async with running(publisher.run):
@@ -243,6 +289,8 @@ async def test_a_worker_that_leaves_is_gone(redis: RunningRedis) -> None:
         await worker.stop()
         assert await until(lambda: is_ready(fleet)) < 0.5
         await until(lambda: not fleet.replicas())
+        assert discovery._registry.num_over == 1
+        assert [one.message for one in caplog.records if one.levelno >= logging.WARNING] == []
 
 
 async def test_a_member_long_without_a_lease_is_removed_from_redis(redis: RunningRedis) -> None:

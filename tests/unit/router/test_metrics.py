@@ -52,6 +52,14 @@ class Watcher:
         return {"ready": 3, "serving": 4, "terminating": 1}
 
 
+@dataclass
+class Nodes:
+    """Figures of a watch of nodes."""
+
+    is_up: bool = False
+    events: Counter[str] = field(default_factory=lambda: Counter(failed=4))
+
+
 def row(number: int, *holds: Hold) -> ReplicaRow:
     info = ReplicaInfo(
         worker_id=WorkerId(f"w{number}"),
@@ -99,7 +107,7 @@ def test_promtool_finds_nothing_to_complain_about() -> None:
     disable_created_metrics()  # type: ignore[no-untyped-call]
     metrics = filled(registry)
     metrics.queue_wait_s.observe(0.5)
-    KubernetesMetrics(registry).show(Watcher())
+    KubernetesMetrics(registry).show(Watcher(), Nodes())
     with observed(metrics, Clock()) as observation:
         observation.part(part(1, 2))
     checked = subprocess.run(
@@ -183,18 +191,31 @@ def test_a_router_is_in_one_state() -> None:
     assert states() == [0, 1]
 
 
-def test_the_watch_of_endpoints_is_shown_and_its_events_are_counted_once() -> None:
-    registry, watcher = CollectorRegistry(), Watcher()
+def test_each_watch_is_shown_and_its_events_are_counted_once() -> None:
+    registry, watcher, nodes = CollectorRegistry(), Watcher(), Nodes()
     metrics = KubernetesMetrics(registry)
     for listed in (2, 2, 5):
         watcher.watch_events["listed"] = listed
-        metrics.show(watcher)
+        metrics.show(watcher, nodes)
     read = registry.get_sample_value
-    assert read("ostrya_router_kubernetes_up") == 1
-    assert read("ostrya_router_kubernetes_watch_total", {"event": "listed"}) == 5
-    assert read("ostrya_router_kubernetes_watch_total", {"event": "failed"}) == 1
-    assert read("ostrya_router_kubernetes_watch_total", {"event": "expired"}) == 0
+
+    def up(resource: str) -> float | None:
+        return read("ostrya_router_kubernetes_up", {"resource": resource})
+
+    def events(resource: str, event: str) -> float | None:
+        return read("ostrya_router_kubernetes_watch_total", {"resource": resource, "event": event})
+
+    assert (up("endpointslices"), up("nodes")) == (1, 0)
+    assert [events("endpointslices", event) for event in ("listed", "failed", "expired")] == [5, 1, 0]
+    assert events("nodes", "failed") == 4
     assert read("ostrya_router_endpoints", {"condition": "serving"}) == 4
-    watcher.kubernetes_up = False
-    metrics.show(watcher)
-    assert read("ostrya_router_kubernetes_up") == 0
+    watcher.kubernetes_up, nodes.is_up = False, True
+    metrics.show(watcher, nodes)
+    assert (up("endpointslices"), up("nodes")) == (0, 1)
+
+
+def test_a_watch_that_nobody_asked_for_is_not_shown() -> None:
+    registry = CollectorRegistry()
+    KubernetesMetrics(registry).show(Watcher())
+    assert registry.get_sample_value("ostrya_router_kubernetes_up", {"resource": "endpointslices"}) == 1
+    assert registry.get_sample_value("ostrya_router_kubernetes_up", {"resource": "nodes"}) is None

@@ -1,6 +1,8 @@
 """Errors cross a real socket and come back as the same exceptions."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import NoReturn, cast
 
 import grpc
 import pytest
@@ -83,6 +85,23 @@ async def test_a_bug_is_internal_and_tells_nothing(caplog: pytest.LogCaptureFixt
     assert seen.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in (seen.details() or "")
     assert "request failed in our code" in caplog.text
+
+
+class EndedContext:
+    """Of a call that has ended while its handler ran."""
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: object) -> NoReturn:
+        raise grpc.aio.InternalError("Failed grpc_call_start_batch: 8")
+
+
+@pytest.mark.parametrize("error", [errors.DeadlineExceeded("too late"), KeyError("a bug")], ids=["ours", "bug"])
+async def test_a_refusal_that_comes_after_the_end_of_the_call_ends_the_handler_quietly(error: Exception) -> None:
+    context = cast("status.Context", EndedContext())
+    with pytest.raises(asyncio.CancelledError):
+        async for _ in Failing(error).Generate(inference_pb2.GenerateRequest(), context):
+            pass
+    with pytest.raises(asyncio.CancelledError):
+        await Failing(error).ListModels(inference_pb2.ListModelsRequest(), context)
 
 
 async def test_a_refused_connection_is_unavailable_and_invites_no_retry() -> None:

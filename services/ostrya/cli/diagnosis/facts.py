@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from ostrya.api.v1 import admin_pb2
 from ostrya.cli.diagnosis.certificate import Certificate
@@ -117,6 +118,8 @@ class PrometheusFacts:
     """(pool, replica) of ostrya_worker_info."""
     routers: frozenset[tuple[str, str]] = frozenset()
     """The same of ostrya_router_info."""
+    blind_to_nodes: frozenset[tuple[str, str]] = frozenset()
+    """Those of ostrya_router_kubernetes_up that should watch nodes and cannot."""
     rules: tuple[Rule, ...] | None = None
     """None: it does not tell, as managed ones do not."""
     alerts: tuple[Alert, ...] = ()
@@ -132,6 +135,18 @@ class TlsFacts:
     certificate: Certificate | None = None
 
 
+class Dialled(Enum):
+    """What came of asking a worker at its address."""
+
+    ANSWERS = auto()
+    SILENT = auto()
+    """The connection was accepted, and nothing came."""
+    REFUSED = auto()
+    """Nobody listens there."""
+    UNREACHABLE = auto()
+    """From here; that says nothing of the worker."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything."""
@@ -142,6 +157,8 @@ class Facts:
     """None: not asked for; so below."""
     prometheus: PrometheusFacts | None = None
     tls: tuple[TlsFacts, ...] = ()
+    workers: Mapping[str, Dialled] = field(default_factory=dict)
+    """By address: all that routers or Redis know."""
 
     @property
     def answering(self) -> tuple[RouterFacts, ...]:

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 from ostrya.api.v1 import admin_pb2
-from ostrya.cli.diagnosis.facts import Facts, PoolRows, RouterFacts
+from ostrya.cli.diagnosis.facts import Dialled, Facts, PoolRows, RouterFacts
 from ostrya.cli.diagnosis.findings import Finding, counted, fail, listed, ok, skipped, warn
 
 Tell: TypeAlias = Callable[[str, str, str], Finding]
+Workers: TypeAlias = Mapping[str, Dialled]
 
 _READY = admin_pb2.REPLICA_STATE_READY
 _STALE_S = 60
@@ -46,7 +47,15 @@ def replicas(facts: Facts) -> Iterator[Finding]:
         yield skipped("replicas", "no router told which replicas it sees")
     for pool in facts.pools:
         routers = {router.target: router for router in facts.answering if router.pool == pool}
-        yield from _pool(pool, routers, _rows(facts, pool))
+        yield from _pool(pool, routers, _rows(facts, pool), facts.workers)
+    if facts.pools and facts.redis:
+        for pool in sorted(facts.redis.pools.keys() - set(facts.pools)):
+            yield fail(
+                "replicas",
+                f"no router here serves pool {pool!r}, of which Redis has "
+                f"{counted(len(facts.redis.pools[pool].members), 'worker')}; they serve {listed(facts.pools)}",
+                "Check --pool for a typo, and name the routers of that pool with --target.",
+            )
 
 
 def prefix_credit(facts: Facts) -> Iterator[Finding]:
@@ -69,11 +78,12 @@ def _rows(facts: Facts, pool: str) -> PoolRows | None:
     return facts.redis.pools.get(pool) if facts.redis else None
 
 
-def _pool(pool: str, routers: Mapping[str, RouterFacts], rows: PoolRows | None) -> Iterator[Finding]:
+def _pool(pool: str, routers: Mapping[str, RouterFacts], rows: PoolRows | None, workers: Workers) -> Iterator[Finding]:
     registers = any(router.status and router.status.discovery == "registry" for router in routers.values())
     registered = set(rows.members) if rows and registers else set()
     known = registered.union(*(router.replicas for router in routers.values()))
-    problems = [found for one in sorted(known) for found in _replica(one, routers, rows if registers else None)]
+    rows = rows if registers else None
+    problems = [found for one in sorted(known) for found in _replica(one, routers, rows, workers)]
     yield from problems
     for target, router in routers.items():
         if not any(_takes_work(replica) for replica in router.replicas.values()):
@@ -83,16 +93,29 @@ def _pool(pool: str, routers: Mapping[str, RouterFacts], rows: PoolRows | None) 
                 "Start workers with the router's --pool and --redis-url; `ostrya workers` shows what it sees.",
             )
     if known and not problems:
-        views = [*routers, "Redis"] if rows and registers else list(routers)
+        views = [*routers, "Redis"] if rows else list(routers)
         yield ok("replicas", f"pool {pool!r} has {counted(len(known), 'ready replica')}, as seen by {listed(views)}")
 
 
-def _replica(worker_id: str, routers: Mapping[str, RouterFacts], rows: PoolRows | None) -> Iterator[Finding]:
+def _replica(
+    worker_id: str, routers: Mapping[str, RouterFacts], rows: PoolRows | None, workers: Workers
+) -> Iterator[Finding]:
     """What is wrong with one replica; nothing, if every router would send it work and Redis agrees."""
     check, views = "replicas", {target: router.replicas.get(worker_id) for target, router in routers.items()}
     seen = {target: view for target, view in views.items() if view is not None}
     blind = [target for target, view in views.items() if view is None]
     has_lease = rows is not None and worker_id in rows.leases
+    addresses = {view.address for view in seen.values()}
+    if rows is not None and worker_id in rows.members:
+        addresses.add(rows.members[worker_id].address)
+    silent = [address for address in addresses if workers.get(address) is Dialled.SILENT]
+    if silent:  # which explains all the rest
+        yield fail(
+            check,
+            f"replica {worker_id} hangs: {listed(silent)} accepts connections and answers nothing",
+            "Look at its process (is it stopped, or without CPU or memory?) and at the end of its log; restart it.",
+        )
+        return
     if not seen:
         yield _unseen(worker_id, has_lease, listed(routers))
         return
@@ -104,7 +127,7 @@ def _replica(worker_id: str, routers: Mapping[str, RouterFacts], rows: PoolRows 
         )
     told: dict[tuple[Tell, str, str], list[str]] = defaultdict(list)
     for target, replica in seen.items():
-        for complaint in _complaints(replica, rows, has_lease):
+        for complaint in _complaints(replica, rows, has_lease, workers.get(replica.address)):
             told[complaint].append(target)
     for (tell, what, advice), targets in told.items():
         yield tell(check, f"replica {worker_id} {what} (router {listed(targets)})", advice)
@@ -116,10 +139,12 @@ def _replica(worker_id: str, routers: Mapping[str, RouterFacts], rows: PoolRows 
         )
 
 
-def _complaints(replica: admin_pb2.Replica, rows: PoolRows | None, has_lease: bool) -> Iterator[tuple[Tell, str, str]]:
+def _complaints(
+    replica: admin_pb2.Replica, rows: PoolRows | None, has_lease: bool, dialled: Dialled | None
+) -> Iterator[tuple[Tell, str, str]]:
     """What keeps one router from sending it work: how bad, what, what to do."""
     if replica.state == admin_pb2.REPLICA_STATE_LOST:
-        yield fail, f"at {replica.address} is lost", _why_lost(rows, has_lease)
+        yield fail, f"at {replica.address} is lost", _why_lost(rows, has_lease, dialled)
     elif replica.state in _STATES:
         why, advice = _STATES[replica.state]
         yield warn, f"gets no requests: {why}", advice
@@ -153,11 +178,13 @@ def _why_blind(routers: list[RouterFacts]) -> str:
     )
 
 
-def _why_lost(rows: PoolRows | None, has_lease: bool) -> str:
-    if has_lease:
+def _why_lost(rows: PoolRows | None, has_lease: bool, dialled: Dialled | None) -> str:
+    if dialled is Dialled.REFUSED:
+        return "Nobody listens there, so its process has ended: look at its state, and at the end of its log."
+    if has_lease or dialled is Dialled.ANSWERS:
         return (
-            "Its lease is alive, so the process runs, but the router cannot talk to it: check the worker's "
-            "--advertise-address and the NetworkPolicy between them."
+            f"{'Its lease is alive' if has_lease else 'It answers here'}, so the process runs, but the router cannot "
+            "talk to it: check the worker's --advertise-address and the NetworkPolicy between them."
         )
     lease = "It has no lease in Redis either, so its" if rows is not None else "Its"
     return f"{lease} process has ended or hangs: look at the pod's or process's state and the end of the worker's log."

@@ -14,7 +14,7 @@ _LEVELS = {
 
 
 def routers(facts: Facts) -> Iterator[Finding]:
-    """One finding a router."""
+    """One finding a router, and what it does not see of Kubernetes."""
     for router in facts.routers:
         yield _router(router)
     for router in facts.answering:
@@ -25,6 +25,14 @@ def routers(facts: Facts) -> Iterator[Finding]:
                 "Look for 'forbidden' or a connection error in its log: its service account needs get, list and watch "
                 "on endpointslices in its namespace, and a NetworkPolicy must let it reach the API server.",
             )
+    # Of the nodes routers tell in their metrics alone.
+    for pool, replica in sorted(facts.prometheus.blind_to_nodes) if facts.prometheus else ():
+        yield fail(
+            "kubernetes",
+            f"router {replica} of pool {pool!r} cannot watch the nodes: their maintenance goes unnoticed",
+            "Look for 'forbidden' or a connection error in its log: its service account needs a ClusterRole with get, "
+            "list and watch on nodes (chart: maintenance.enabled).",
+        )
 
 
 def waiting(facts: Facts) -> Iterator[Finding]:
