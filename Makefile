@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PEER := .venv-peer
 WORKERS ?= 2
 
-.PHONY: serve check test test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-engine golden clean
+.PHONY: serve check test test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-engine bench-capacity golden clean
 
 serve: $(STAMP)  ## Redis, router and two workers on this machine; streams one answer
 	$(BIN)/ostrya up --workers $(WORKERS)
@@ -50,6 +50,9 @@ bench-router: $(STAMP)
 
 bench-engine: $(STAMP) $(PEER)/.installed
 	$(BIN)/python -m tests.bench.engine --peer $(PEER)/bin/python
+
+bench-capacity: $(STAMP)
+	$(BIN)/python -m tests.bench.capacity
 
 golden: $(PEER)/.installed  ## regenerates the golden tokens with transformers
 	$(PEER)/bin/python -m tests.numerics.generate_golden

@@ -2,7 +2,7 @@
 
 import typer
 
-from ostrya.cli import bench, chat, doctor, explain, fetch, generate, router, up, worker, workers
+from ostrya.cli import bench, capacity, chat, doctor, explain, fetch, generate, router, up, worker, workers
 
 app = typer.Typer(
     name="ostrya",
@@ -20,6 +20,7 @@ app.command("chat")(chat.chat)
 app.add_typer(workers.app, name="workers")
 app.command("explain")(explain.explain)
 app.command("bench")(bench.bench)
+app.command("capacity")(capacity.capacity)
 app.command("doctor")(doctor.doctor)
 app.command("fetch")(fetch.fetch)
 

@@ -1,0 +1,251 @@
+"""The kinds of config.json that are understood: from its fields to a spec, with the builders of models/.
+
+Drafters and vision towers are not in these files' language part, so specs made here have none.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from ostrya.capacity import hf_latent
+from ostrya.capacity.hf_fields import Fields
+from ostrya.capacity.layers import DenseFfn, Ffn, MoeFfn, Part
+from ostrya.capacity.mixers import GatedDeltaNet, GroupedAttention
+from ostrya.capacity.models.dense import gemma_3, llama_like
+from ostrya.capacity.models.qwen import FULL_ATTENTION_INTERVAL, qwen3_hybrid, qwen3_moe
+from ostrya.capacity.models.sparse import gpt_oss
+from ostrya.capacity.spec import BF16, ModelSpec, with_weights
+
+_EXPERTS_ONLY_BITS = 8
+"""Checkpoints of models with experts that are narrower quantize the routed experts and keep the rest."""
+
+
+def _stored(spec: ModelSpec, fields: Fields) -> ModelSpec:
+    storage = fields.storage()
+    if storage is None:
+        wide = fields.dtype()
+        parts = {part: wide if kept == BF16 else kept for part, kept in spec.storage_by_part.items()}
+        return replace(spec, storage=wide, storage_by_part=MappingProxyType(parts))
+    if spec.is_moe and storage.bits < _EXPERTS_ONLY_BITS:
+        return replace(spec, storage_by_part=MappingProxyType({Part.ROUTED_EXPERTS: storage}))
+    # Embedding and head stay as they are in every released checkpoint seen.
+    kept = {part: spec.storage_of(part) for part in (Part.EMBEDDING, Part.HEAD)}
+    narrowed = with_weights(spec, storage)
+    return replace(narrowed, storage_by_part=MappingProxyType({**narrowed.storage_by_part, **kept}))
+
+
+def _require_sensible(spec: ModelSpec, fields: Fields) -> None:
+    """ConfigError for numbers that contradict each other."""
+    for layer in spec.layers:
+        if isinstance(layer.ffn, MoeFfn) and layer.ffn.top_k > layer.ffn.num_experts:
+            raise fields.refuse(f"{layer.ffn.top_k} experts per token are more than the {layer.ffn.num_experts} it has")
+        mixer = layer.mixer
+        if isinstance(mixer, GroupedAttention) and mixer.num_heads % mixer.num_kv_heads:
+            raise fields.refuse(
+                f"num_key_value_heads is {mixer.num_kv_heads}; it must divide the {mixer.num_heads} attention heads"
+            )
+    full = (fields.kinds("layer_types") or ()).count("full_attention")
+    built = sum(
+        layer.count
+        for layer in spec.layers
+        if isinstance(layer.mixer, GroupedAttention) and layer.mixer.window_tokens is None
+    )
+    if full and full != built:
+        raise fields.refuse(f"layer_types has {full} layers of full attention; this kind's reader would make {built}")
+
+
+def _grouped(fields: Fields, **extras: bool) -> GroupedAttention:
+    heads, hidden = fields.size("num_attention_heads"), fields.size("hidden_size")
+    if not fields.has("head_dim") and hidden % heads:
+        raise fields.refuse(f"num_attention_heads is {heads}; without head_dim it must divide hidden_size {hidden}")
+    return GroupedAttention(
+        num_heads=heads,
+        num_kv_heads=fields.size("num_key_value_heads", default=heads),
+        head_dim=fields.size("head_dim", default=max(1, hidden // heads)),
+        **{"qkv_bias": fields.flag("attention_bias"), **extras},
+    )
+
+
+def _llama(fields: Fields, name: str) -> ModelSpec:
+    return _dense(fields, name, _grouped(fields))
+
+
+def _mistral(fields: Fields, name: str) -> ModelSpec:
+    window = fields.size("sliding_window") if fields.has("sliding_window") else None
+    return _dense(fields, name, replace(_grouped(fields), window_tokens=window))
+
+
+def _qwen2(fields: Fields, name: str) -> ModelSpec:
+    _require_full_attention(fields)
+    return _dense(fields, name, _grouped(fields, qkv_bias=True))
+
+
+def _qwen3(fields: Fields, name: str) -> ModelSpec:
+    _require_full_attention(fields)
+    return _dense(fields, name, _grouped(fields, qk_norm=True))
+
+
+def _require_full_attention(fields: Fields) -> None:
+    # Their files name a window even where it is switched off.
+    fields.built_in("sliding_window")
+    if fields.flag("use_sliding_window"):
+        raise fields.refuse("use_sliding_window is true, which this kind's reader cannot express")
+
+
+def _require_experts_everywhere(fields: Fields) -> None:
+    if fields.size("decoder_sparse_step", default=1) != 1:
+        raise fields.refuse("decoder_sparse_step is not 1, which this kind's reader cannot express")
+    if fields.has("mlp_only_layers") and fields.sizes("mlp_only_layers"):
+        raise fields.refuse("mlp_only_layers is not empty, which this kind's reader cannot express")
+
+
+def _dense(fields: Fields, name: str, attention: GroupedAttention) -> ModelSpec:
+    return llama_like(
+        name=name,
+        num_layers=fields.size("num_hidden_layers"),
+        hidden=fields.size("hidden_size"),
+        inner=fields.size("intermediate_size"),
+        attention=attention,
+        vocab_size=fields.size("vocab_size"),
+        max_context_tokens=fields.size("max_position_embeddings"),
+        tied_embeddings=fields.flag("tie_word_embeddings"),
+    )
+
+
+def _qwen3_moe(fields: Fields, name: str) -> ModelSpec:
+    _require_full_attention(fields)
+    return qwen3_moe(
+        name=name,
+        num_layers=fields.size("num_hidden_layers"),
+        hidden=fields.size("hidden_size"),
+        attention=_grouped(fields, qk_norm=True),
+        ffn=_qwen_experts(fields),
+        vocab_size=fields.size("vocab_size"),
+        max_context_tokens=fields.size("max_position_embeddings"),
+        tied_embeddings=fields.flag("tie_word_embeddings"),
+    )
+
+
+def _qwen_experts(fields: Fields) -> MoeFfn:
+    _require_experts_everywhere(fields)
+    # Of dense layers, which there are none.
+    fields.built_in("intermediate_size")
+    shared = fields.count("shared_expert_intermediate_size")
+    return MoeFfn(
+        num_experts=fields.size("num_experts"),
+        top_k=fields.size("num_experts_per_tok"),
+        inner=fields.size("moe_intermediate_size"),
+        num_shared=1 if shared else 0,
+        shared_inner=shared or None,
+        shared_gate=bool(shared),
+    )
+
+
+def _qwen3_hybrid(fields: Fields, name: str) -> ModelSpec:
+    fields.built_in("attn_output_gate")
+    ffn: Ffn = (
+        _qwen_experts(fields) if fields.count("num_experts") else DenseFfn(inner=fields.size("intermediate_size"))
+    )
+    return qwen3_hybrid(
+        name=name,
+        num_layers=fields.size("num_hidden_layers"),
+        hidden=fields.size("hidden_size"),
+        attention=_grouped(fields, output_gate=True, qk_norm=True),
+        delta_net=GatedDeltaNet(
+            num_key_heads=fields.size("linear_num_key_heads"),
+            num_value_heads=fields.size("linear_num_value_heads"),
+            key_dim=fields.size("linear_key_head_dim"),
+            value_dim=fields.size("linear_value_head_dim"),
+            conv_width=fields.size("linear_conv_kernel_dim"),
+        ),
+        ffn=ffn,
+        vocab_size=fields.size("vocab_size"),
+        max_context_tokens=fields.size("max_position_embeddings"),
+        interval=fields.size("full_attention_interval", default=FULL_ATTENTION_INTERVAL),
+        tied_embeddings=fields.flag("tie_word_embeddings"),
+    )
+
+
+def _gemma_3(fields: Fields, name: str) -> ModelSpec:
+    return gemma_3(
+        name=name,
+        num_layers=fields.size("num_hidden_layers"),
+        hidden=fields.size("hidden_size"),
+        inner=fields.size("intermediate_size"),
+        # Files of the larger ones leave out what equals the defaults of transformers' Gemma3TextConfig.
+        num_heads=fields.size("num_attention_heads", default=8),
+        num_kv_heads=fields.size("num_key_value_heads", default=4),
+        head_dim=fields.size("head_dim", default=256),
+        window_tokens=fields.size("sliding_window", default=4096),
+        # Newer files list the layers and leave the interval out; it is six in every Gemma 3.
+        interval=fields.size("sliding_window_pattern", "_sliding_window_pattern", default=6),
+        vocab_size=fields.size("vocab_size", default=262208),
+        max_context_tokens=fields.size("max_position_embeddings", default=131072),
+    )
+
+
+def _gpt_oss(fields: Fields, name: str) -> ModelSpec:
+    fields.built_in("attention_bias", "experts_per_token")
+    return gpt_oss(
+        name=name,
+        num_layers=fields.size("num_hidden_layers"),
+        hidden=fields.size("hidden_size"),
+        num_heads=fields.size("num_attention_heads"),
+        num_kv_heads=fields.size("num_key_value_heads"),
+        head_dim=fields.size("head_dim"),
+        window_tokens=fields.size("sliding_window"),
+        experts=MoeFfn(
+            num_experts=fields.size("num_local_experts"),
+            top_k=fields.size("num_experts_per_tok", "experts_per_token"),
+            inner=fields.size("intermediate_size"),
+            biases=True,
+        ),
+        vocab_size=fields.size("vocab_size"),
+        max_context_tokens=fields.size("max_position_embeddings"),
+    )
+
+
+Reader = Callable[[Fields, str], ModelSpec]
+
+
+def _with_storage(reader: Reader) -> Reader:
+    return lambda fields, name: _stored(_checked(reader)(fields, name), fields)
+
+
+def _checked(reader: Reader) -> Reader:
+    def read(fields: Fields, name: str) -> ModelSpec:
+        spec = reader(fields, name)
+        _require_sensible(spec, fields)
+        fields.require_all_read()
+        return spec
+
+    return read
+
+
+KINDS: Mapping[str, Reader] = MappingProxyType(
+    {
+        "llama": _with_storage(_llama),
+        "mistral": _with_storage(_mistral),
+        "qwen2": _with_storage(_qwen2),
+        "qwen3": _with_storage(_qwen3),
+        "qwen3_moe": _with_storage(_qwen3_moe),
+        "qwen3_next": _with_storage(_qwen3_hybrid),
+        "qwen3_5": _with_storage(_qwen3_hybrid),
+        "qwen3_5_text": _with_storage(_qwen3_hybrid),
+        "qwen3_5_moe": _with_storage(_qwen3_hybrid),
+        "qwen3_5_moe_text": _with_storage(_qwen3_hybrid),
+        "gemma3": _with_storage(_gemma_3),
+        "gemma3_text": _with_storage(_gemma_3),
+        "gpt_oss": _with_storage(_gpt_oss),
+        "deepseek_v3": _with_storage(hf_latent.deepseek_v3),
+        "kimi_k2": _with_storage(hf_latent.deepseek_v3),
+        "kimi_k25": _with_storage(hf_latent.deepseek_v3),
+        "kimi_linear": _with_storage(hf_latent.kimi_linear),
+        "kimi_k3": _with_storage(hf_latent.kimi_linear),
+        # Mixed formats are part of this kind.
+        "deepseek_v4": _checked(hf_latent.deepseek_v4_kind),
+    }
+)
+
+READY_ONLY: Mapping[str, str] = MappingProxyType({"beam": "beam-1.0-501b", "deepseek_v41": "deepseek-v4.1-flash"})
+"""Kinds of which a file does not say enough to read it, and the ready spec to use."""

@@ -1,0 +1,55 @@
+"""Values as short words for a terminal: 2.78 T, 1.56 TB, 1.16 ms; and rows as aligned columns."""
+
+from collections.abc import Collection, Sequence
+
+_SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+_BYTE_SCALES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
+FLOP_SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
+def count(value: float) -> str:
+    """2.78 T; parameters."""
+    return scaled(value, _SCALES)
+
+
+def size(num_bytes: float) -> str:
+    """1.56 TB."""
+    return scaled(num_bytes, _BYTE_SCALES, "B")
+
+
+def duration(value: float) -> str:
+    """1.16 ms."""
+    for scale, unit, factor in ((1.0, "s", 1.0), (1e-3, "ms", 1e3)):
+        if value >= scale:
+            return f"{three(value * factor)} {unit}"
+    return f"{three(value * 1e6)} µs"
+
+
+def table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
+    """Lines with every column as wide as its widest cell, to the right but for `left`. Short rows are filled up."""
+    width = max(map(len, rows))
+    filled = [[*row, *[""] * (width - len(row))] for row in rows]
+    widths = [max(len(row[column]) for row in filled) for column in range(width)]
+    lines = []
+    for row in filled:
+        cells = (
+            cell.ljust(wide) if column in left else cell.rjust(wide)
+            for column, (cell, wide) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return lines
+
+
+def three(value: float) -> str:
+    """Three digits, or all of a large number's."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def scaled(value: float, scales: Sequence[tuple[float, str]], smallest: str = "") -> str:
+    """In the largest unit that leaves at least 1; below all of them, a whole number of `smallest`."""
+    for scale, unit in scales:
+        if abs(value) >= scale:
+            return f"{three(value / scale)} {unit}"
+    return f"{value:,.0f} {smallest}".rstrip()

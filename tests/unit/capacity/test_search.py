@@ -1,0 +1,242 @@
+"""The search against a scan of every count, and what must never get cheaper or smaller."""
+
+from dataclasses import replace
+from math import ceil, inf, log, sqrt
+from time import process_time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostrya.capacity.chips import find_slice
+from ostrya.capacity.estimate import FACTORS
+from ostrya.capacity.memory import fit
+from ostrya.capacity.models import find_model
+from ostrya.capacity.published import Engine
+from ostrya.capacity.queueing import Goal, Term, burst_of, late_wait_s
+from ostrya.capacity.remedies import nearest, remedies
+from ostrya.capacity.search import Load, Market, search
+from ostrya.capacity.serving import Serving, serving
+from ostrya.capacity.spec import ModelSpec
+from ostrya.errors import ConfigError
+
+EFFICIENCY = FACTORS[Engine.SERVING]
+MARKET = Market(engine=Engine.SERVING)
+CHAT = Load(requests_per_s=5.0, prompt_tokens=2000, output_tokens=300, hit_ratio=0.5)
+USUAL = Goal(ttft_s=1.0, tpot_s=0.03)
+MOST_REPLICAS = 40
+
+
+def on(*names: str) -> Market:
+    return replace(MARKET, slices=tuple(find_slice(name) for name in names))
+
+
+def scanned(spec: ModelSpec, slice_name: str, goal: Goal, load: Load) -> int | None:
+    """Replicas, by trying 1, 2, 3, … and every batch: the definitions of queueing.py written out once more."""
+    where = find_slice(slice_name)
+    most = fit(spec, where, context_tokens=load.prompt_tokens + load.output_tokens).max_requests
+
+    def at(count: int) -> Serving:
+        return serving(
+            spec,
+            where,
+            num_requests=count,
+            prompt_tokens=load.prompt_tokens,
+            output_tokens=load.output_tokens,
+            hit_ratio=load.hit_ratio,
+            efficiency=EFFICIENCY,
+        )
+
+    states = [None, *(at(count) for count in range(1, min(most, 400) + 1))]
+    for replicas in range(1, MOST_REPLICAS):
+        rate = load.requests_per_s / replicas
+        before = 0.0
+        for count, state in enumerate(states):
+            if state is None:
+                continue
+            if state.requests_per_s >= rate:
+                mean = count - 1 + (rate - before) / (state.requests_per_s - before)
+                burst = max(1, ceil(mean + 1.645 * sqrt(mean)))
+                if burst < len(states):
+                    full = states[burst]
+                    assert full is not None
+                    busy = rate * full.ttft_s
+                    wait = 0.0 if busy < 1 else inf
+                    if 0.05 < busy < 1:
+                        wait = full.ttft_s * log(busy / 0.05) / (2 * (1 - busy))
+                    if full.tpot_s <= goal.tpot_s and full.ttft_s + wait <= goal.ttft_s:
+                        return replicas
+                break
+            before = state.requests_per_s
+    return None
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "qwen3.8-27b"])
+@pytest.mark.parametrize("slice_name", ["v6e-4", "v5p-4", "tpu7x-4"])
+@pytest.mark.parametrize("goal", [USUAL, Goal(ttft_s=0.4), Goal(tpot_s=0.02), Goal(ttft_s=0.2, tpot_s=0.05)])
+def test_the_count_of_replicas_is_the_one_a_scan_finds(name: str, slice_name: str, goal: Goal) -> None:
+    spec = find_model(name)
+    for rate in (0.3, 4.0, 30.0):
+        load = replace(CHAT, requests_per_s=rate)
+        best = search(spec, goal, load, on(slice_name)).best
+        assert (best.num_replicas if best and best.num_replicas < MOST_REPLICAS else None) == scanned(
+            spec, slice_name, goal, load
+        )
+
+
+def test_what_is_offered_keeps_the_objective_with_its_margins() -> None:
+    for offer in search(find_model("qwen3.8-27b"), USUAL, CHAT, MARKET).offers:
+        assert offer.ttft_s <= USUAL.ttft_s
+        assert offer.tpot_s <= USUAL.tpot_s
+        assert offer.mean_requests < offer.burst_requests <= offer.max_requests
+        assert 0 < offer.utilisation_ratio < 1
+        assert offer.num_replicas * offer.requests_per_s == pytest.approx(CHAT.requests_per_s)
+
+
+def test_offers_are_sorted_by_price_and_without_prices_by_chips() -> None:
+    spec = find_model("llama-3.1-8b")
+    prices = {"v5e": 1.2, "v6e": 2.7, "tpu7x": 12.0}
+    priced = search(spec, USUAL, CHAT, replace(MARKET, prices=prices))
+    costs = [offer.price_per_hour_total for offer in priced.offers]
+    assert all(costs)
+    assert costs == sorted(costs, key=float)  # type: ignore[arg-type]
+    for offer in priced.offers:
+        assert offer.generation in prices
+        assert offer.price_per_hour_total is not None
+        assert offer.price_per_hour_total == pytest.approx(offer.num_chips_total * prices[offer.generation])
+        per_hour = CHAT.requests_per_s * CHAT.output_tokens * 3600
+        assert offer.price_per_million_output_tokens == pytest.approx(offer.price_per_hour_total / per_hour * 1e6)
+    free = search(spec, USUAL, CHAT, MARKET)
+    chips = [offer.num_chips_total for offer in free.offers]
+    assert chips == sorted(chips)
+    assert {offer.price_per_hour_total for offer in free.offers} == {None}
+    assert [offer.generation for offer in free.best_by_generation] == list(
+        dict.fromkeys(offer.generation for offer in free.offers)
+    )
+
+
+GOALS = st.builds(Goal, ttft_s=st.floats(0.05, 5.0), tpot_s=st.floats(0.005, 0.2))
+LOADS = st.builds(
+    Load,
+    requests_per_s=st.floats(0.1, 200.0),
+    prompt_tokens=st.integers(1, 20_000),
+    output_tokens=st.integers(1, 2000),
+    hit_ratio=st.floats(0.0, 1.0),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(goal=GOALS, load=LOADS, by=st.floats(0.3, 1.0))
+def test_a_tighter_objective_is_never_cheaper(goal: Goal, load: Load, by: float) -> None:
+    spec, market = (
+        find_model("llama-3.1-8b"),
+        replace(on("v6e-4", "tpu7x-1", "v5p-4"), prices={"v6e": 2.7, "tpu7x": 12.0}),
+    )
+    loose = search(spec, goal, load, market).best
+    for tight in (replace(goal, ttft_s=goal.ttft_s * by), replace(goal, tpot_s=goal.tpot_s * by)):
+        found = search(spec, tight, load, market).best
+        if found is not None:
+            assert loose is not None
+            assert loose.price_per_hour_total is not None
+            assert found.price_per_hour_total is not None
+            assert loose.price_per_hour_total <= found.price_per_hour_total
+
+
+@settings(max_examples=40, deadline=None)
+@given(goal=GOALS, load=LOADS, times=st.floats(1.0, 20.0))
+def test_a_higher_rate_never_needs_fewer_replicas(goal: Goal, load: Load, times: float) -> None:
+    spec, market = find_model("qwen3.8-27b"), on("tpu7x-4")
+    low = search(spec, goal, load, market).best
+    high = search(spec, goal, replace(load, requests_per_s=load.requests_per_s * times), market).best
+    assert (low is None) == (high is None)
+    if low is not None and high is not None:
+        assert low.num_replicas <= high.num_replicas
+
+
+def test_a_burst_exceeds_the_mean_by_less_and_less() -> None:
+    shares = [burst_of(float(mean)) / mean for mean in (1, 10, 100, 1000)]
+    assert shares == sorted(shares, reverse=True)
+    assert burst_of(0.001) == 1
+
+
+def test_a_lane_that_is_always_busy_never_answers() -> None:
+    assert late_wait_s(requests_per_s=10.0, service_s=0.1) == inf
+    assert late_wait_s(requests_per_s=0.4, service_s=0.1) == 0.0
+    waits = [late_wait_s(requests_per_s=rate, service_s=0.1) for rate in (1.0, 5.0, 9.0, 9.9)]
+    assert waits == sorted(waits)
+
+
+def test_a_model_that_fits_nowhere_is_refused_for_memory_with_the_bytes() -> None:
+    answer = search(find_model("kimi-k3"), USUAL, CHAT, on("v5e-8", "v6e-8"))
+    assert answer.best is None
+    assert {one.term for one in answer.refusals} == {Term.MEMORY}
+    close = nearest(answer)
+    assert close
+    assert close.slice_name == "v6e-8"
+    room = fit(find_model("kimi-k3"), find_slice("v6e-8"), context_tokens=2300)
+    assert close.value - close.allowed == pytest.approx(-room.free_bytes)
+
+
+@pytest.mark.parametrize(
+    ("goal", "term"), [(Goal(ttft_s=0.001, tpot_s=1.0), Term.TTFT), (Goal(ttft_s=9.0, tpot_s=0.0001), Term.TPOT)]
+)
+def test_the_term_that_forbids_is_named_with_what_it_would_be(goal: Goal, term: Term) -> None:
+    answer = search(find_model("llama-3.1-8b"), goal, CHAT, MARKET)
+    assert answer.best is None
+    close = nearest(answer)
+    assert close
+    assert close.term is term
+    assert close.value == (close.ttft_s if term is Term.TTFT else close.tpot_s)
+    assert close.bound_by
+
+
+def test_a_remedy_that_is_told_does_help() -> None:
+    spec, goal = find_model("llama-3.1-8b"), Goal(ttft_s=0.02, tpot_s=0.05)
+    market, load = on("v6e-4"), replace(CHAT, hit_ratio=0.0)
+    answer = search(spec, goal, load, market)
+    told = remedies(spec, goal, load, market, answer)
+    ratio = next(float(one.split()[4]) for one in told if one.startswith("a hit ratio"))
+    assert search(spec, goal, replace(load, hit_ratio=ratio), market).best
+    assert not search(spec, goal, replace(load, hit_ratio=ratio - 0.01), market).best
+    other = next(one for one in told if one.startswith("another slice"))
+    assert search(spec, goal, load, on(other.split()[-1])).best
+
+
+def test_an_answer_with_offers_needs_no_remedy() -> None:
+    spec = find_model("llama-3.1-8b")
+    answer = search(spec, USUAL, CHAT, MARKET)
+    assert remedies(spec, USUAL, CHAT, MARKET, answer) == ()
+
+
+@pytest.mark.parametrize(
+    ("goal", "load"),
+    [
+        (Goal(ttft_s=0.0), CHAT),
+        (Goal(tpot_s=float("nan")), CHAT),
+        (USUAL, replace(CHAT, requests_per_s=0.0)),
+        (USUAL, replace(CHAT, requests_per_s=inf)),
+        (USUAL, replace(CHAT, prompt_tokens=0)),
+        (USUAL, replace(CHAT, output_tokens=-1)),
+        (USUAL, replace(CHAT, hit_ratio=1.1)),
+        (USUAL, replace(CHAT, prompt_tokens=10**7)),
+    ],
+)
+def test_a_load_that_makes_no_sense_is_one_line(goal: Goal, load: Load) -> None:
+    with pytest.raises(ConfigError) as raised:
+        search(find_model("llama-3.1-8b"), goal, load, MARKET)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_fused_kernel_is_a_remedy_where_it_helps() -> None:
+    spec, goal = find_model("kimi-k3"), Goal(ttft_s=inf, tpot_s=0.015)
+    answer = search(spec, goal, CHAT, MARKET)
+    assert answer.best is None
+    assert any("--engine fused" in one for one in remedies(spec, goal, CHAT, MARKET, answer))
+    fused = replace(MARKET, engine=Engine.FUSED)
+    assert search(spec, goal, CHAT, fused).best
+
+
+def test_a_search_of_all_slices_takes_at_most_two_seconds() -> None:
+    start = process_time()
+    search(find_model("kimi-k3"), USUAL, CHAT, MARKET)
+    assert process_time() - start <= 2

@@ -1,0 +1,260 @@
+"""The limit of a step: bytes and FLOPs by part, U(n), and the published figures for Kimi K3."""
+
+import pytest
+
+from ostrya.capacity.chips import find_slice
+from ostrya.capacity.costs import Work, costs, expected_distinct_experts
+from ostrya.capacity.estimate import FACTORS
+from ostrya.capacity.layers import Part, Phase
+from ostrya.capacity.memory import Placement
+from ostrya.capacity.models import find_model
+from ostrya.capacity.serving import CHUNK_TOKENS, prefill, prefix_hit_saves_s, serving
+from ostrya.capacity.spec import FP8, with_weights
+from ostrya.capacity.step import PEAK, Efficiency, decode_curve, mixed_step_time, step_time
+from ostrya.errors import ConfigError
+
+K3, SIXTEEN = find_model("kimi-k3"), find_slice("tpu7x-16")
+ONE = Work(num_requests=1)
+
+
+def test_distinct_experts_follow_the_formula() -> None:
+    for num_tokens, expected in ((1, 16), (8, 120), (32, 393), (128, 807)):
+        assert expected_distinct_experts(896, 16, num_tokens) == pytest.approx(expected, abs=1)
+    assert expected_distinct_experts(8, 8, 3) == 8
+    assert expected_distinct_experts(128, 8, 0) == 0
+
+
+def test_kimi_k3s_step_on_sixteen_chips_takes_at_least_1_16_ms() -> None:
+    step = step_time(K3, SIXTEEN, ONE)
+    # The two derivations that this must reproduce are of weights alone: 1.14 to 1.16 ms, 862 to 874 tok/s.
+    weights_s = sum(part.seconds for part in step.parts if part.part not in {Part.STATE, Part.CACHE})
+    assert 1.14e-3 <= weights_s <= 1.16e-3
+    assert 862 <= 1 / weights_s <= 874
+    # They leave the recurrent state out (0.87 GB read and written), which is 0.6 %.
+    assert step.seconds == pytest.approx(1.1641e-3, rel=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "gigabytes"), [(1, 136.9), (8, 305), (32, 745), (128, 1414)])
+def test_kimi_k3_reads_the_bytes_derived_for_n_tokens(rows: int, gigabytes: float) -> None:
+    parts = costs(K3, [Work(num_requests=rows)])
+    read = sum(part.num_bytes for part in parts if part.part not in {Part.STATE, Part.CACHE})
+    assert read == pytest.approx(gigabytes * 1e9, rel=0.005)
+
+
+def test_fp8_weights_halve_the_trunk() -> None:
+    parts = costs(with_weights(K3, FP8), [ONE])
+    read = sum(part.num_bytes for part in parts if part.part not in {Part.STATE, Part.CACHE})
+    # The derivation narrows the router too, which quantized checkpoints do not.
+    assert read == pytest.approx(81e9, rel=0.015)
+
+
+@pytest.mark.parametrize(("slice_name", "tokens_per_s"), [("tpu7x-1", 144), ("tpu7x-4", 577), ("v6e-4", 128)])
+def test_qwen3_8_27bs_ceiling_is_as_derived(slice_name: str, tokens_per_s: float) -> None:
+    step = step_time(find_model("qwen3.8-27b"), find_slice(slice_name), ONE)
+    assert 1 / step.seconds == pytest.approx(tokens_per_s, rel=0.02)
+
+
+def test_decoding_one_request_is_bound_by_memory_and_a_prompt_by_the_matrix_unit() -> None:
+    dense = find_model("llama-3.1-8b")
+    where = find_slice("v6e-1")
+    assert step_time(dense, where, ONE).bound_by.startswith("memory: ")
+    chunk = Work(num_requests=1, rows_per_request=4096, phase=Phase.PREFILL)
+    assert step_time(dense, where, chunk).bound_by.startswith("compute: ")
+
+
+def test_compute_is_two_flops_per_active_parameter_and_token() -> None:
+    spec = find_model("llama-3.1-8b")
+    flops = sum(part.num_flops for part in costs(spec, [Work(num_requests=64)]) if part.part is not Part.CACHE)
+    assert flops == pytest.approx(2 * 7.505e9 * 64, rel=0.001)
+
+
+def test_a_prompt_goes_through_the_head_once() -> None:
+    spec = find_model("llama-3.1-8b")
+    head = {
+        work.phase: part.num_flops
+        for work in (
+            Work(num_requests=1, rows_per_request=512, phase=Phase.PREFILL),
+            Work(num_requests=1, rows_per_request=512, phase=Phase.DECODE),
+        )
+        for part in costs(spec, [work])
+        if part.part is Part.HEAD
+    }
+    assert head[Phase.DECODE] == 512 * head[Phase.PREFILL]
+
+
+def test_a_cache_is_read_once_per_request_and_copies_once_per_device() -> None:
+    spec = find_model("llama-3.1-8b")
+
+    def cache(work: Work, **where: int | Placement) -> float:
+        parts = costs(spec, [work], **where)  # type: ignore[arg-type]
+        return next(part.num_bytes for part in parts if part.part is Part.CACHE)
+
+    one = cache(Work(num_requests=1, context_tokens=1000))
+    assert one == 1001 * 32 * 2 * 8 * 128 * 2
+    assert cache(Work(num_requests=4, context_tokens=1000)) == 4 * one
+    copied = cache(Work(num_requests=1, context_tokens=1000), num_devices=16, placement=Placement.TENSOR_PARALLEL)
+    assert copied == 2 * one
+
+
+def test_a_verification_writes_the_state_once_per_row() -> None:
+    state = [
+        next(part.num_bytes for part in costs(K3, [work]) if part.part is Part.STATE)
+        for work in (ONE, Work(num_requests=1, rows_per_request=8))
+    ]
+    assert state == [pytest.approx(2 * 434.1e6, rel=0.001), pytest.approx(9 * 434.1e6, rel=0.001)]
+
+
+def test_deepseek_v4_1_reads_a_prompt_in_half_the_flops() -> None:
+    spec = find_model("deepseek-v4.1-flash")
+    flops = {
+        phase: sum(
+            part.num_flops
+            for part in costs(spec, [Work(num_requests=1, rows_per_request=64, phase=phase)])
+            if part.part not in {Part.CACHE, Part.HEAD}
+        )
+        for phase in Phase
+    }
+    assert flops[Phase.PREFILL] == pytest.approx(flops[Phase.DECODE] / 2, rel=0.01)
+
+
+def test_the_curve_trades_latency_for_throughput() -> None:
+    curve = decode_curve(K3, SIXTEEN, (1, 2, 4, 8, 64), context_tokens=1000)
+    assert [point.tpot_s for point in curve] == sorted(point.tpot_s for point in curve)
+    assert [point.tokens_per_s for point in curve] == sorted(point.tokens_per_s for point in curve)
+    last = curve[-1]
+    assert last.tokens_per_s_per_chip == pytest.approx(64 * last.tokens_per_s_per_user / 16)
+
+
+def test_a_prompt_in_chunks_takes_at_least_as_long_as_in_one() -> None:
+    spec, where = find_model("qwen3-8b"), find_slice("v6e-4")
+    whole, chunked = (prefill(spec, where, 8000, chunk_tokens=chunk) for chunk in (8000, 512))
+    assert (len(whole.steps), len(chunked.steps)) == (1, 16)
+    assert chunked.seconds >= whole.seconds
+
+
+def test_a_chunk_beside_decoding_costs_less_than_both_apart() -> None:
+    spec, where = find_model("qwen3-8b"), find_slice("v6e-4")
+    decode = Work(num_requests=16, context_tokens=2000)
+    chunk = Work(num_requests=1, rows_per_request=512, context_tokens=0, phase=Phase.PREFILL)
+    together = mixed_step_time(spec, where, decode, chunk).seconds
+    apart = step_time(spec, where, decode).seconds + step_time(spec, where, chunk).seconds
+    assert max(step_time(spec, where, decode).seconds, step_time(spec, where, chunk).seconds) < together < apart
+
+
+def test_a_prefix_hit_saves_its_share_and_never_all() -> None:
+    spec, where = find_model("llama-3.1-70b"), find_slice("v6e-8")
+    cold = prefill(spec, where, 8000).seconds
+    saved = [prefix_hit_saves_s(spec, where, 8000, hit) for hit in (0, 2000, 4000, 8000)]
+    assert saved == sorted(saved)
+    assert saved[0] == 0
+    # Later tokens see more context, so the first half of a prompt is a little less than half the work.
+    assert 0.4 * cold < saved[2] < 0.5 * cold
+    assert saved[3] < cold
+    assert prefill(spec, where, 8000, cached_tokens=8000).num_tokens == 1
+
+
+def test_a_load_with_hits_is_faster_than_one_without() -> None:
+    spec, where = find_model("qwen3-30b-a3b"), find_slice("v6e-8")
+    cold, warm = (
+        serving(spec, where, num_requests=32, prompt_tokens=8000, output_tokens=500, hit_ratio=hit)
+        for hit in (0.0, 0.5)
+    )
+    assert warm.ttft_s < cold.ttft_s
+    assert warm.tpot_s < cold.tpot_s
+    assert warm.output_tokens_per_s > cold.output_tokens_per_s
+    assert cold.requests_per_s * 500 == pytest.approx(cold.output_tokens_per_s)
+
+
+def test_links_count_in_an_estimate_and_not_at_the_limit() -> None:
+    spec, where = find_model("llama-3.1-8b"), find_slice("v5e-8")
+    chunk = Work(num_requests=1, rows_per_request=4096, phase=Phase.PREFILL)
+    limit = step_time(spec, where, chunk)
+    assert limit.seconds == sum(part.seconds for part in limit.parts)
+    assert limit.collectives_s > limit.exposed_s == 0
+    exposed = step_time(spec, where, chunk, efficiency=Efficiency(name="exposed", exposed_ici_ratio=1.0))
+    assert exposed.seconds == pytest.approx(limit.collectives_s + sum(part.seconds for part in limit.parts))
+
+
+@pytest.mark.parametrize(
+    ("requests", "rows", "context", "message"),
+    [
+        (0, 1, 0, "number of requests is 0"),
+        (-3, 1, 0, "number of requests is -3"),
+        (1, 0, 0, "tokens per request and step are 0"),
+        (1, float("nan"), 0, "tokens per request and step are nan"),
+        (1, 1, -1, "context is -1 tokens"),
+        (1, 1, float("inf"), "context is inf tokens"),
+    ],
+)
+def test_absurd_work_is_refused(requests: int, rows: float, context: float, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Work(num_requests=requests, rows_per_request=rows, context_tokens=context)
+
+
+def test_a_context_beyond_the_models_is_refused() -> None:
+    with pytest.raises(ConfigError, match="context is 50001 tokens; the limit of qwen3-8b is 40960"):
+        step_time(find_model("qwen3-8b"), find_slice("v6e-4"), Work(num_requests=1, context_tokens=50_000))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "chunk", "message"),
+    [
+        (0, 0, 512, "prompt is 0 tokens"),
+        (10, 11, 512, "prefix hit is 11 tokens"),
+        (10, -1, 512, "prefix hit is -1 tokens"),
+        (10, 0, 0, "chunk is 0 tokens"),
+    ],
+)
+def test_absurd_prompts_are_refused(prompt: int, cached: int, chunk: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prefill(find_model("qwen3-8b"), find_slice("v6e-4"), prompt, cached_tokens=cached, chunk_tokens=chunk)
+
+
+@pytest.mark.parametrize(("output", "hit", "message"), [(0, 0.0, "output is 0"), (1, 1.5, "hit ratio is 1.5")])
+def test_absurd_loads_are_refused(output: int, hit: float, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        serving(
+            find_model("qwen3-8b"),
+            find_slice("v6e-4"),
+            num_requests=1,
+            prompt_tokens=10,
+            output_tokens=output,
+            hit_ratio=hit,
+        )
+
+
+def test_a_load_that_is_longer_than_the_model_allows_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="prompt of 40960 and output of 1 tokens are longer than the 40960 of qwen3-8b"
+    ):
+        serving(find_model("qwen3-8b"), find_slice("v6e-4"), num_requests=1, prompt_tokens=40960, output_tokens=1)
+
+
+def test_prompts_wait_in_line_once_their_chunks_are_more_than_the_steps() -> None:
+    spec, where = find_model("qwen3-8b"), find_slice("v6e-4")
+    easy, full, over = (
+        serving(spec, where, num_requests=batch, prompt_tokens=8192, output_tokens=256) for batch in (8, 64, 256)
+    )
+    assert easy.wait_s == full.wait_s == 0 < over.wait_s
+    assert over.requests_per_s == pytest.approx(full.requests_per_s, rel=0.02)
+    # Little's law: as many are in the system as there are requests.
+    assert over.requests_per_s * (over.wait_s + over.ttft_s + 255 * over.tpot_s) == pytest.approx(256)
+
+
+def test_more_experts_per_token_than_experts_are_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot draw 9 of 8 experts"):
+        expected_distinct_experts(8, 9, 1)
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "kimi-k3"])
+@pytest.mark.parametrize("efficiency", [PEAK, *FACTORS.values()])
+def test_a_request_alone_decodes_undisturbed_by_its_own_prompt(name: str, efficiency: Efficiency) -> None:
+    spec, where = find_model(name), SIXTEEN
+    load = serving(spec, where, num_requests=1, prompt_tokens=8192, output_tokens=256, efficiency=efficiency)
+    alone = step_time(spec, where, Work(num_requests=1, context_tokens=8192 + 128), efficiency=efficiency)
+    assert load.tpot_s == alone.seconds
+    # Chunks of equal size at their mean context, against each at its own.
+    prompt = prefill(spec, where, 8192, efficiency=efficiency)
+    assert len(prompt.steps) == 8192 // CHUNK_TOKENS
+    assert load.ttft_s == pytest.approx(prompt.seconds, rel=0.01)
+    assert load.wait_s == pytest.approx(0, abs=1e-9)
