@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ostrya.cli.report import DEFAULT_TARGET, FAILED, USAGE, AsJson, fail, is_address, reported
+from ostrya.cli.report import DEFAULT_TARGET, FAILED, USAGE, AsJson, fail, reported
 from ostrya.service import checks
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def bad_input(questions: "Questions") -> list[str]:
     """What cannot be looked at as asked for."""
     problems = []
     for option, addresses in (("target", questions.targets), ("tls", questions.tls)):
-        wrong = [one for one in addresses if not is_address(one)]
+        wrong = [one for one in addresses if not checks.is_address(one)]
         problems += [f"--{option} is {one!r}; it must be host:port, like {DEFAULT_TARGET}" for one in wrong]
     # URLs may hold a password, so they are not quoted.
     if questions.redis_url:

@@ -1,6 +1,5 @@
 """How commands end: one clear line on stderr and an exit code, never a traceback for something a person can fix."""
 
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 import typer
 
 from ostrya.errors import ConfigError, OstryaError, Unavailable
+from ostrya.service.checks import is_address
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -19,7 +19,6 @@ INTERRUPTED = 130
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 DEFAULT_TARGET = "127.0.0.1:50051"
-_ADDRESS = re.compile(r"(?:[\w.-]+|\[[0-9a-f:.%\w]+\]):([0-9]{1,5})", re.ASCII | re.IGNORECASE)
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:
@@ -28,14 +27,8 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
     raise typer.Exit(code)
 
 
-def is_address(text: str) -> bool:
-    """host:port; gRPC itself would take anything, and complain in its own log."""
-    match = _ADDRESS.fullmatch(text)
-    return match is not None and 0 < int(match[1]) < 65536
-
-
 def address(target: str) -> str:
-    """`target` if it is host:port; ends the command otherwise."""
+    """`target` if it is host:port; ends the command otherwise: gRPC would take anything, and complain in its log."""
     if not is_address(target):
         fail(f"--target is {target!r}; it must be host:port, like {DEFAULT_TARGET}", USAGE)
     return target
