@@ -11,6 +11,7 @@ from enum import StrEnum
 from math import prod
 from types import MappingProxyType
 
+from ostrya.capacity.values import unknown
 from ostrya.errors import ConfigError
 
 GIB = 2**30
@@ -187,8 +188,7 @@ def find_slice(name: str) -> Slice:
             return found
     generation = name.rpartition("-")[0]
     if generation not in CHIPS:
-        raise ConfigError(
-            [f"slice {name!r} is not known; use <generation>-<chips> with a generation of {', '.join(CHIPS)}"]
-        )
+        form = f"use <generation>-<chips> with a generation of {', '.join(CHIPS)}"
+        raise ConfigError([f"{unknown('slice', name, (found.name for found in SLICES))}; {form}"])
     names = ", ".join(found.name for found in slices_of(generation))
-    raise ConfigError([f"slice {name!r} does not exist in generation {generation}; slices: {names}"])
+    raise ConfigError([f"slice {name[:64]!r} does not exist in generation {generation}; slices: {names}"])

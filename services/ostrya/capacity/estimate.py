@@ -4,7 +4,7 @@ FACTORS is the one table; fit() is the code it came from, and a test keeps the t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from types import MappingProxyType
 
@@ -60,6 +60,7 @@ class Residual:
 def predict(point: Point, efficiency: Efficiency) -> float:
     """The point's figure by the model, in the point's unit."""
     spec, where = find_model(point.model), find_slice(point.slice_name)
+    spec = replace(spec, storage_by_part=MappingProxyType({**spec.storage_by_part, **dict(point.weights)}))
     # A request's context grows over its answer; on average it is half way.
     context_tokens = point.prompt_tokens + point.output_tokens / 2
     match point.measure:

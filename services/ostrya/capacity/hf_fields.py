@@ -132,9 +132,16 @@ class Fields:
         listed = found.get("config_groups")
         groups = listed if isinstance(listed, dict) else {}
         schemes = [one.get("weights") for one in groups.values() if isinstance(one, dict)]
-        kinds = [(one.get("num_bits"), one.get("group_size")) for one in schemes if isinstance(one, dict)]
-        kinds = kinds or [(found.get("bits", found.get("w_bit")), found.get("group_size", found.get("q_group_size")))]
-        bits, group_size = kinds[0]
+        kinds = [
+            (one.get("num_bits"), one.get("group_size"), one.get("symmetric") is False)
+            for one in schemes
+            if isinstance(one, dict)
+        ]
+        # AWQ and GPTQ checkpoints always have zero points beside their scales.
+        kinds = kinds or [
+            (found.get("bits", found.get("w_bit")), found.get("group_size", found.get("q_group_size")), True)
+        ]
+        bits, group_size, has_zero_points = kinds[0]
         if any(kind != kinds[0] for kind in kinds):
             raise self.refuse(f"{what} mixes formats, which cannot be expressed")
         if bits == INT8.bits:
@@ -144,7 +151,8 @@ class Fields:
         if group_size is None or group_size == -1:
             # One scale per channel: nothing beside the values.
             return Storage("int4", bits, Dtype.BF16)
-        return Storage("int4", bits + _SCALE_BITS / self._checked("group_size", group_size, lowest=1), Dtype.BF16)
+        per_group = _SCALE_BITS + has_zero_points * bits
+        return Storage("int4", bits + per_group / self._checked("group_size", group_size, lowest=1), Dtype.BF16)
 
     def _checked(self, name: str, value: object, *, lowest: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= _MAX_SIZE:

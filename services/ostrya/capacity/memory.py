@@ -14,8 +14,9 @@ from ostrya.errors import ConfigError
 USABLE_RATIO = 0.9
 """Of HBM, for all that is placed there: vLLM's default gpu_memory_utilization. At 0.977 a compiler's own scratch space
 did not fit any more (vllm-project/tpu-inference#2923)."""
-SCRATCH_ROWS = 8192
-"""Tokens of the largest step, for which activations need room: a common max_num_batched_tokens."""
+CHUNK_TOKENS = 2048
+"""Of a prompt in one step, unless asked otherwise: as sgl-project/sglang-jax's cookbook serves GLM-4.5-Air. The largest
+step, for which activations need room, has one chunk and what all requests decode."""
 MAX_REQUESTS = 1_000_000
 """More than this at once is a typing error."""
 MAX_DRAFT_TOKENS = 64
@@ -126,27 +127,28 @@ def fit(
     _check(spec, context_tokens, num_requests, num_draft_tokens)
     usable = where.hbm_bytes * USABLE_RATIO
     weights, drafter = weight_bytes(spec), drafter_bytes(spec) if num_draft_tokens else 0.0
-    activations = SCRATCH_ROWS * spec.hidden * _ACTIVATION_BYTES * _LIVE_ACTIVATIONS * where.num_devices
+    rows = num_draft_tokens + 1
+    row = spec.hidden * _ACTIVATION_BYTES * _LIVE_ACTIVATIONS * where.num_devices
     # The head is split over the vocabulary, so logits exist once; sampling keeps a second copy.
-    logits = 2 * (num_draft_tokens + 1) * spec.vocab_size * _LOGIT_BYTES
+    scratch = rows * (row + 2 * spec.vocab_size * _LOGIT_BYTES)
     # The state before a round, and one per row of it, of which acceptance chooses.
     state = state_bytes(spec, num_devices=where.num_devices, placement=placement) * (1 + num_draft_tokens)
 
     def cache(tokens: int) -> float:
         return kv_bytes(spec, tokens, num_devices=where.num_devices, placement=placement)
 
-    room = usable - weights - drafter - activations
-    per_request = cache(context_tokens) + state + logits
+    room = usable - weights - drafter - CHUNK_TOKENS * row
+    per_request = cache(context_tokens) + state + scratch
     return Fit(
         usable_bytes=usable,
         weights_bytes=weights,
         drafter_bytes=drafter,
-        scratch_bytes=activations + num_requests * logits,
+        scratch_bytes=CHUNK_TOKENS * row + num_requests * scratch,
         cache_bytes_per_request=cache(context_tokens),
         state_bytes_per_request=state,
         num_requests=num_requests,
         max_requests=min(MAX_REQUESTS, max(0, floor(room / per_request))),
-        max_context_tokens=_longest(spec, lambda tokens: num_requests * (cache(tokens) + state + logits) <= room),
+        max_context_tokens=_longest(spec, lambda tokens: num_requests * (cache(tokens) + state + scratch) <= room),
     )
 
 

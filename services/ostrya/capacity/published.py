@@ -6,6 +6,10 @@ A point that cannot be compared stays in the table with the reason, so that nobo
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ostrya.capacity.chips import Dtype
+from ostrya.capacity.layers import Part
+from ostrya.capacity.spec import INT8, Storage
+
 
 class Use(StrEnum):
     """What a published point is used for."""
@@ -20,12 +24,12 @@ class Measure(StrEnum):
 
     TOKENS_PER_S = "tok/s"
     """Output tokens of all requests, decoding alone."""
-    TPOT_MS = "ms/token"
+    TPOT_MS = "ms TPOT"
     """Time per output token under a load of prompts and answers."""
-    WAVE_TPOT_MS = "ms/token in waves"
+    WAVE_TPOT_MS = "ms TPOT, waves"
     """The same where all requests have equal lengths: they start together, and no prompt disturbs decoding."""
-    WAVE_TTFT_MS = "ms to first token in waves"
-    """Mean over requests that arrive together and whose prompts are computed one after another."""
+    WAVE_TTFT_MS = "ms TTFT, waves"
+    """Time to first token, mean over requests that arrive together and whose prompts are computed one by one."""
     SERVED_TOKENS_PER_S = "served tok/s"
     """Output tokens of all requests under a load of prompts and answers."""
 
@@ -55,6 +59,8 @@ class Point:
     num_requests: int = 1
     prompt_tokens: int = 1
     output_tokens: int = 1024
+    weights: tuple[tuple[Part, Storage], ...] = ()
+    """Parts that were stored otherwise than in the ready spec."""
     num_draft_tokens: int = 0
     acceptance_length: float = 1.0
     forced: bool = False
@@ -70,15 +76,20 @@ _COOKBOOK = "sgl-project/sglang-jax cookbook"
 _INFERENCE_3050 = "vllm-project/tpu-inference#3050"
 _K3, _QWEN_27B, _QWEN_397B = "kimi-k3", "qwen3.8-27b", "qwen3.5-397b-a17b"
 
-_MUSE_README = "Inferact/tpu-megakernels README, Muse Spark results"
-_MUSE = {
-    "NVFP4 + int8, final": {1: 307, 2: 547, 4: 942, 8: 1793},
-    "NVFP4 + bf16": {2: 491, 4: 865, 8: 1646},
-    "int4": {1: 278, 2: 540, 4: 1022, 8: 1864},
-}
-"""tok/s by weights and batch. Batch 1 of NVFP4 + bf16 is held out."""
-_SAME_EXPERTS = "every row had the same prompt, so all rows routed to the same experts"
-_SPEED = Measure.TOKENS_PER_S
+_MUSE_README = "Inferact/tpu-megakernels README and musespark/README.md"
+_MUSE_INT4 = Storage("int4", 4 + 32 / 128, Dtype.BF16)
+"""A float32 scale per 128 values."""
+_MUSE: tuple[tuple[str, tuple[tuple[Part, Storage], ...], dict[int, float]], ...] = (
+    ("NVFP4", (), {1: 281, 2: 491, 4: 865, 8: 1646}),
+    (
+        "NVFP4 + int8",
+        ((Part.ATTENTION, INT8), (Part.LATENT, INT8), (Part.HEAD, INT8)),
+        {1: 307, 2: 547, 4: 942, 8: 1793},
+    ),
+    ("int4", ((Part.ROUTED_EXPERTS, _MUSE_INT4),), {1: 278, 2: 540, 4: 1022, 8: 1864}),
+)
+"""Weights, how they differ from the ready spec, and tok/s by batch."""
+_SAME_EXPERTS = "all rows had the same prompt, and so the same experts"
 
 
 def _k3(num_requests: int, value: float, use: Use, reason: str = "") -> Point:
@@ -131,9 +142,8 @@ def _qwen_397b(prompt_tokens: int, num_requests: int, value: float, use: Use) ->
 
 
 def _cookbook(name: str, model: str, measure: Measure, value: float, use: Use, page: str) -> Point:
-    what = "first token" if measure is Measure.WAVE_TTFT_MS else "decoding"
     return Point(
-        name=f"{name}, 1k/1k, 128 at once, {what}",
+        name=f"{name}, 1k/1k, 128 at once",
         engine=Engine.SERVING,
         model=model,
         slice_name="tpu7x-4",
@@ -143,6 +153,24 @@ def _cookbook(name: str, model: str, measure: Measure, value: float, use: Use, p
         use=use,
         num_requests=128,
         prompt_tokens=1024,
+    )
+
+
+def _muse(weights: str, stored: tuple[tuple[Part, Storage], ...], num_requests: int, value: float) -> Point:
+    return Point(
+        name=f"Muse Spark 1.2 {weights}, batch {num_requests}",
+        engine=Engine.FUSED,
+        model="muse-spark-1.2",
+        slice_name="tpu7x-4",
+        measure=Measure.TOKENS_PER_S,
+        value=value,
+        source=_MUSE_README,
+        use=Use.HELD_OUT if num_requests == 1 else Use.NOT_COMPARABLE,
+        num_requests=num_requests,
+        prompt_tokens=151,
+        output_tokens=128,
+        weights=stored,
+        reason="" if num_requests == 1 else _SAME_EXPERTS,
     )
 
 
@@ -175,19 +203,7 @@ POINTS: tuple[Point, ...] = (
     _forced("Kimi K3 with DSpark", _K3, "tpu7x-16", 6, 709, Use.FITTED),
     _forced("Kimi K3 with DSpark", _K3, "tpu7x-16", 3, 350, Use.HELD_OUT, "the same round as at length 6"),
     _forced("Qwen3.8-27B with DFlash2", _QWEN_27B, "tpu7x-4", 6, 1515, Use.FITTED),
-    Point(
-        name="Muse Spark 1.2, batch 1",
-        engine=Engine.FUSED,
-        model="muse-spark-1.2",
-        slice_name="tpu7x-4",
-        measure=Measure.TOKENS_PER_S,
-        value=281,
-        source=_MUSE_README,
-        use=Use.HELD_OUT,
-        prompt_tokens=151,
-        output_tokens=128,
-        reason="another model and another kernel; NVFP4 experts and bf16 dense weights",
-    ),
+    *(_muse(weights, stored, batch, value) for weights, stored, speeds in _MUSE for batch, value in speeds.items()),
     _qwen_397b(8192, 4, 15.1, Use.FITTED),
     _qwen_397b(8192, 8, 14.2, Use.HELD_OUT),
     _qwen_397b(8192, 16, 17.1, Use.HELD_OUT),
@@ -203,14 +219,6 @@ POINTS: tuple[Point, ...] = (
     _cookbook("Llama-3.3-70B", "llama-3.1-70b", Measure.WAVE_TPOT_MS, 30.8, Use.FITTED, "Llama3.3-70B.md"),
     _cookbook("Llama-3.3-70B", "llama-3.1-70b", Measure.WAVE_TTFT_MS, 4800, Use.FITTED, "Llama3.3-70B.md"),
     _cookbook("Qwen3-30B-A3B", "qwen3-30b-a3b", Measure.WAVE_TPOT_MS, 18.9, Use.HELD_OUT, "Qwen3-MoE.md"),
-    *(
-        _other(
-            f"Muse Spark 1.2 in {weights}, batch {batch}", Engine.FUSED, "tpu7x-4", _SPEED, value, _MUSE_README, reason
-        )
-        for weights, values in _MUSE.items()
-        for batch, value in values.items()
-        for reason in [_SAME_EXPERTS if batch > 1 else "no spec with these weights here"]
-    ),
     _other(
         "Qwen3.5-397B multi-turn, 16 streams",
         Engine.SERVING,
@@ -218,7 +226,7 @@ POINTS: tuple[Point, ...] = (
         Measure.SERVED_TOKENS_PER_S,
         417.1,
         "vllm-project/tpu-inference#3412",
-        "measured with wrong outputs; prompt and hit lengths are not published",
+        "measured with wrong outputs; prompt and hit lengths unknown",
     ),
     _other(
         "GLM-4.5-Air",
@@ -263,7 +271,7 @@ POINTS: tuple[Point, ...] = (
         Measure.TPOT_MS,
         53.8,
         "AI-Hypercomputer/tpu-recipes#243",
-        "no spec of the model here; number of requests at once not published",
+        "no spec of the model here; batch unknown",
     ),
     _other(
         "Kimi K3 latent projections",

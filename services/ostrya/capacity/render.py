@@ -5,9 +5,8 @@ Bytes are decimal (GB = 1e9), as vendors count bandwidth; JSON has the exact fig
 
 from ostrya.capacity.facts import Both, Report, Speculation
 from ostrya.capacity.fitted import warning
-from ostrya.capacity.memory import Placement
+from ostrya.capacity.memory import CHUNK_TOKENS, Placement
 from ostrya.capacity.published import Engine
-from ostrya.capacity.serving import CHUNK_TOKENS
 from ostrya.capacity.values import FLOP_SCALES, count, duration, scaled, size, table, three
 
 _SMALLEST_SHARE_RATIO = 0.005

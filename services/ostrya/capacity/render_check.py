@@ -45,7 +45,7 @@ def _compared(rows: Sequence[Residual], unseen: Mapping[Point, Residual], marks:
                 three(row.estimate),
                 f"{error_ratio:+.0%}",
                 _error(unseen.get(point)),
-                f"{point.use.value}, forced" if point.forced else point.use.value,
+                point.use.value,
                 marks[point.source],
             )
         )

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from ostrya.capacity.chips import Slice
-from ostrya.capacity.memory import Placement
+from ostrya.capacity.memory import CHUNK_TOKENS, Placement
 from ostrya.capacity.spec import ModelSpec, Phase
 from ostrya.capacity.step import PEAK, Efficiency, StepTime, Work, mixed_step_time, step_time
 from ostrya.errors import ConfigError
-
-CHUNK_TOKENS = 2048
-"""Of a prompt in one step, unless asked otherwise: as sgl-project/sglang-jax's cookbook serves GLM-4.5-Air."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Values as short words for a terminal: 2.78 T, 1.56 TB, 1.16 ms; and rows as aligned columns."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from difflib import get_close_matches
 
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 _BYTE_SCALES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
@@ -23,6 +24,12 @@ def duration(value: float) -> str:
         if value >= scale:
             return f"{three(value * factor)} {unit}"
     return f"{three(value * 1e6)} µs"
+
+
+def unknown(what: str, name: str, names: Iterable[str]) -> str:
+    """model 'kimi-k33' is not known (nearest: kimi-k3)."""
+    close = get_close_matches(name[:64].lower(), names, n=1)
+    return f"{what} {name[:64]!r} is not known" + (f" (nearest: {close[0]})" if close else "")
 
 
 def table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:

@@ -64,5 +64,7 @@ def test_a_slice_that_is_not_in_its_generation_lists_those_that_are() -> None:
 def test_an_unknown_generation_lists_those_that_exist() -> None:
     with pytest.raises(ConfigError, match=r"'h100-8' is not known.*v5e, v5p, v6e, tpu7x"):
         find_slice("h100-8")
+    with pytest.raises(ConfigError, match=r"'v7x-4' is not known \(nearest: tpu7x-4\); use "):
+        find_slice("v7x-4")
     with pytest.raises(ConfigError, match="'v9' is not known"):
         slices_of("v9")

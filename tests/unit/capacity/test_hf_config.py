@@ -315,23 +315,23 @@ def test_the_name_is_the_folders(tmp_path: Path) -> None:
     assert read_spec(written(tmp_path, LLAMA)).name == tmp_path.name
 
 
+def _packed(weights: object) -> dict[str, object]:
+    groups = {"group_0": {"weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+
+
 @pytest.mark.parametrize(
     ("quantization", "bits"),
     [
         ({"quant_method": "fp8"}, FP8.bits),
         ({"quant_method": "compressed-tensors", "format": "float-quantized"}, FP8.bits),
-        ({"quant_method": "awq", "bits": 4, "group_size": 32}, INT4.bits),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4.125),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32}, 4 + (16 + 4) / 32),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4 + (16 + 4) / 128),
         ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 4),
         ({"quant_method": "gptq", "bits": 8, "group_size": 128}, INT8.bits),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "format": "pack-quantized",
-                "config_groups": {"group_0": {"weights": {"num_bits": 8}}},
-            },
-            INT8.bits,
-        ),
+        (_packed({"num_bits": 8}), INT8.bits),
+        (_packed({"num_bits": 4, "group_size": 32}), INT4.bits),
+        (_packed({"num_bits": 4, "group_size": 32, "symmetric": False}), 4 + (16 + 4) / 32),
         ({"quant_method": "mxfp4"}, MXFP4.bits),
     ],
 )

@@ -133,3 +133,14 @@ def test_absurd_numbers_are_refused(
             num_requests=num_requests,
             num_draft_tokens=num_draft_tokens,
         )
+
+
+def test_activations_have_room_for_one_chunk_and_for_what_all_requests_decode() -> None:
+    spec, where = find_model("llama-3.1-8b"), find_slice("v6e-4")
+    # Eight bf16 vectors of 4,096 on each of 4 devices, and two float32 logits of each decoded row.
+    row, logits = 8 * 2 * 4096 * 4, 2 * 4 * 128_256
+    for num_requests, num_draft_tokens in ((1, 0), (32, 0), (32, 3)):
+        found = fit(
+            spec, where, context_tokens=0, num_requests=num_requests, num_draft_tokens=num_draft_tokens
+        ).scratch_bytes
+        assert found == 2048 * row + num_requests * (1 + num_draft_tokens) * (row + logits)

@@ -12,7 +12,7 @@ def test_every_point_has_a_source_and_a_positive_value() -> None:
 
 
 def test_points_are_told_apart_by_name_and_place() -> None:
-    assert len({(point.name, point.slice_name) for point in POINTS}) == len(POINTS)
+    assert len({(point.name, point.slice_name, point.measure) for point in POINTS}) == len(POINTS)
 
 
 def test_points_that_cannot_be_compared_say_why() -> None:

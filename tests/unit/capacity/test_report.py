@@ -222,20 +222,22 @@ def test_the_check_shows_every_point_with_its_use_and_its_source() -> None:
     rows = residuals()
     unseen = leave_one_out()
     text = check_text(rows, unseen, FACTORS)
+    lines = text.splitlines()
     for row in rows:
         point = row.point
-        line = next(line for line in text.splitlines() if line.startswith(f"  {point.name}  "))
+        (line,) = (one for one in lines if one.startswith(f"  {point.name}  ") and f" {point.measure.value}  " in one)
         if point.use is Use.NOT_COMPARABLE:
             assert point.reason in line
         else:
             assert row.error_ratio is not None
-            assert f"{row.error_ratio:+.0%}" in line
-            assert (f"{point.use.value}, forced" if point.forced else point.use.value) in line
+            assert f" {row.error_ratio:+.0%} " in line
+            assert f" {point.use.value} " in line
         assert point.source in text
-    for row in unseen:
-        line = next(line for line in text.splitlines() if line.startswith(f"  {row.point.name}  "))
-        assert row.error_ratio is not None
-        assert f"{row.error_ratio:+.0%}" in line
+        if point.use is Use.FITTED:
+            (without,) = (one for one in unseen if one.point is point)
+            assert without.error_ratio is not None
+            assert f" {without.error_ratio:+.0%} " in line
+    assert max(map(len, lines)) <= 130
     assert all(f"{one.dense_bandwidth_ratio:.0%}" in text for one in FACTORS.values())
 
 

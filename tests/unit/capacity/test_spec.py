@@ -19,6 +19,8 @@ def test_every_ready_model_is_found_by_name() -> None:
 def test_an_unknown_model_lists_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"'gpt-2' is not known; models: kimi-k3, .*smollm2-135m"):
         find_model("gpt-2")
+    with pytest.raises(ConfigError, match=r"'Kimi-K33' is not known \(nearest: kimi-k3\); models: "):
+        find_model("Kimi-K33")
 
 
 def test_kimi_k3_has_69_delta_and_24_latent_layers_and_one_dense_ffn() -> None:

@@ -6,9 +6,9 @@ from ostrya.capacity.chips import find_slice
 from ostrya.capacity.costs import Work, costs, expected_distinct_experts
 from ostrya.capacity.estimate import FACTORS
 from ostrya.capacity.layers import Part, Phase
-from ostrya.capacity.memory import Placement
+from ostrya.capacity.memory import CHUNK_TOKENS, Placement
 from ostrya.capacity.models import find_model
-from ostrya.capacity.serving import CHUNK_TOKENS, prefill, prefix_hit_saves_s, serving
+from ostrya.capacity.serving import prefill, prefix_hit_saves_s, serving
 from ostrya.capacity.spec import FP8, with_weights
 from ostrya.capacity.step import PEAK, Efficiency, decode_curve, mixed_step_time, step_time
 from ostrya.errors import ConfigError

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from ostrya.capacity.models import deepseek, dense, kimi, qwen, sparse
 from ostrya.capacity.spec import ModelSpec
+from ostrya.capacity.values import unknown
 from ostrya.errors import ConfigError
 
 _SPECS: tuple[Callable[[], ModelSpec], ...] = (
@@ -37,5 +38,6 @@ def find_model(name: str) -> ModelSpec:
     """By name, such as kimi-k3. ConfigError names the models there are."""
     found = models().get(name)
     if found is None:
-        raise ConfigError([f"model {name[:64]!r} is not known; models: {', '.join(models())}; or give a config.json"])
+        known = ", ".join(models())
+        raise ConfigError([f"{unknown('model', name, models())}; models: {known}; or give a config.json"])
     return found

@@ -104,8 +104,9 @@ _MUSE_HIDDEN = 8192
 def muse_spark_1_2() -> ModelSpec:
     """Source: Inferact/tpu-megakernels musespark/config.py and layout.py. 816 B; here for its published TPU points.
 
-    Experts are NVFP4 in a latent of 4,096 and all else bf16, as in the container of that point. The announced 42 B
-    active are not what its shapes add up to: experts, projections, gates and head make 44 B. Context: assumed 262,144.
+    Experts are NVFP4 in a latent of 4,096 and all else bf16, as first published; published.py has what else was
+    measured. The announced 42 B active are not what its shapes add up to: experts, projections, gates and head make
+    44 B. Context: assumed 262,144.
     """
 
     def attention(window: int | None) -> GroupedAttention:
