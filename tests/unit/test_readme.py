@@ -5,11 +5,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from ostrya.capacity.estimate import held_out_errors, residuals
 from ostrya.router.metrics import KubernetesMetrics, RouterMetrics
 from ostrya.service.metrics import MetricsEndpoint
 from ostrya.worker.metrics import WorkerMetrics
@@ -59,3 +61,9 @@ def test_every_file_on_the_map_exists() -> None:
     named = set(re.findall(r"\b[a-z_]+(?:/[a-z_]+)+\.(?:py|lua)\b", (ROOT / "services" / "README.md").read_text()))
     assert len(named) > 20
     assert {name for name in named if not (ROOT / "services" / "ostrya" / name).is_file()} == set()
+
+
+def test_the_trust_in_estimates_is_what_the_check_finds() -> None:
+    errors = held_out_errors(residuals())
+    said = f"off by {median(errors):.0%} in the median and {errors[-1]:.0%} at worst".replace("%", " %")
+    assert said in README.read_text()

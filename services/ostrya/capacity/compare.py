@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from ostrya.capacity.chips import SLICES, Slice
 from ostrya.capacity.facts import Decoding, Prompt, Setup
+from ostrya.capacity.figures import Asked
 from ostrya.capacity.memory import fit
-from ostrya.capacity.report import Asked, check
+from ostrya.capacity.report import check
 from ostrya.capacity.spec import ModelSpec
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ostrya.capacity.memory import Placement
 from ostrya.capacity.published import Engine
+from ostrya.capacity.speculation import acceptance_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,12 @@ class Setup:
     """By position; empty if unknown."""
     acceptance_length: float | None = None
     """Tokens a round emits, if known without rates."""
+
+    @property
+    def length(self) -> float | None:
+        """Tokens a round emits, from either; None if neither is known."""
+        rates = self.acceptance_rates[: self.num_draft_tokens]
+        return acceptance_length(rates) if rates else self.acceptance_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,9 @@ from ostrya.capacity.memory import fit
 from ostrya.capacity.published import Engine
 from ostrya.capacity.queueing import Goal, Term
 from ostrya.capacity.search import Answer, Load, Market, Offer, Refusal, search
+from ostrya.capacity.serving import mean_context_tokens
 from ostrya.capacity.spec import FP8, ModelSpec, with_weights
-from ostrya.capacity.speculation import round_time
+from ostrya.capacity.speculation import PLAIN, round_time
 from ostrya.capacity.step import Work, step_time
 from ostrya.capacity.values import duration
 from ostrya.capacity.weights import weight_bytes
@@ -87,7 +88,8 @@ class _Tried:
 
     def shorter(self) -> str | None:
         """Prompt and answer so much shorter that one request fits."""
-        room = fit(self.spec, self.where, context_tokens=0, placement=self.market.placement)
+        drafted = self.market.drafting.num_draft_tokens
+        room = fit(self.spec, self.where, context_tokens=0, num_draft_tokens=drafted, placement=self.market.placement)
         if not (room.max_requests and room.max_context_tokens):
             return None
         return f"at most {room.max_context_tokens:,} tokens of prompt and answer together, on {self.where.name}"
@@ -106,9 +108,11 @@ class _Tried:
     def speculation(self, tpot_s: float) -> str | None:
         """The acceptance length that would bring a request alone below the objective."""
         drafter = self.spec.drafter
-        if drafter is None:
+        if drafter is None or self.market.drafting != PLAIN:
             return None
-        context_tokens = self.load.prompt_tokens + self.load.output_tokens / 2
+        context_tokens = mean_context_tokens(
+            self.spec, self.load.prompt_tokens, self.load.output_tokens, drafter.max_draft_tokens
+        )
         efficiency, placement = self.market.efficiency, self.market.placement
         work = Work(num_requests=1, context_tokens=context_tokens)
         plain_s = step_time(self.spec, self.where, work, efficiency=efficiency, placement=placement).seconds

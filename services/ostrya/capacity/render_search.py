@@ -29,6 +29,8 @@ def answer_text(name: str, goal: Goal, load: Load, market: Market, answer: Answe
         f"{name}, {load.requests_per_s:,.7g} requests/s of {load.prompt_tokens:,} + {load.output_tokens:,} tokens"
         f" (hit ratio {load.hit_ratio:g} of each prompt): {goal_text(goal)} for 95 of 100 requests"
     )
+    if drafted := market.drafting.num_draft_tokens:
+        asked += f"; {drafted} tokens drafted, acceptance length {market.drafting.acceptance_length:.2f}"
     if answer.best is None:
         return "\n".join([asked, "", *_impossible(answer, remedies)])
     return "\n".join([asked, "", *_possible(answer.best, answer, market)])

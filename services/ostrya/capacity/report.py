@@ -1,35 +1,24 @@
 """What `ostrya capacity` tells of one model on one slice: calls the formulas and fills the classes of facts.py."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from ostrya.capacity.chips import Dtype, Slice
-from ostrya.capacity.estimate import FACTORS
 from ostrya.capacity.facts import (
     Both,
     Bound,
-    Decoding,
     FitFacts,
     ModelFacts,
     PartFacts,
-    PrefixHit,
-    Prompt,
     Report,
     Setup,
     SliceFacts,
-    Speculation,
 )
+from ostrya.capacity.figures import Asked
 from ostrya.capacity.fitted import fitted_generations, fitted_max_requests, fitted_num_chips
 from ostrya.capacity.memory import Placement, fit, kv_bytes_per_token, require_fit, state_bytes
-from ostrya.capacity.serving import Prefill, prefill, prefix_hit_saves_s
 from ostrya.capacity.spec import ModelSpec, Phase
-from ostrya.capacity.speculation import DraftChoice, acceptance_length, best_draft, round_time
-from ostrya.capacity.step import PEAK, Efficiency, StepTime, Work, step_time
+from ostrya.capacity.speculation import draft_problems
+from ostrya.capacity.step import PEAK, StepTime
 from ostrya.capacity.weights import drafter_bytes, num_params, num_params_active, weight_bytes, weights
 from ostrya.errors import ConfigError
-
-_HIT_RATIOS = (0.25, 0.5, 0.9)
-"""Of a prompt, for the value of a prefix hit."""
 
 
 def report(spec: ModelSpec, where: Slice, setup: Setup) -> Report:
@@ -63,12 +52,7 @@ def check(spec: ModelSpec, setup: Setup) -> None:
         for name, tokens in (("the context", setup.context_tokens), ("the prompt", setup.prompt_tokens))
         if tokens > spec.max_context_tokens
     ]
-    drafts, length = setup.num_draft_tokens, setup.acceptance_length
-    if spec.drafter and drafts > spec.drafter.max_draft_tokens:
-        most = spec.drafter.max_draft_tokens
-        problems.append(f"{drafts} tokens to draft are too many; {spec.drafter.name} drafts at most {most}")
-    if length is not None and not 1 <= length <= drafts + 1:
-        problems.append(f"acceptance length is {length:g}; with {drafts} drafted tokens it is from 1 to {drafts + 1}")
+    problems += draft_problems(spec, setup.num_draft_tokens, setup.acceptance_length)
     if problems:
         raise ConfigError(problems)
 
@@ -173,137 +157,9 @@ def _bounds(limit: StepTime, estimate: StepTime) -> tuple[Bound, ...]:
         for part, estimated in zip(limit.parts, estimate.parts, strict=True)
     ]
     for name, seconds in (
-        ("collectives", Both(limit=_exposed_s(limit), estimate=_exposed_s(estimate))),
+        ("collectives", Both(limit=limit.exposed_s, estimate=estimate.exposed_s)),
         ("overhead", Both(limit=limit.overhead_s, estimate=estimate.overhead_s)),
     ):
         share = Both(limit=seconds.limit / limit.seconds, estimate=seconds.estimate / estimate.seconds)
         rows.append(Bound(name=name, num_bytes=0, num_flops=0, seconds=seconds, share_ratio=share, bound_by=name))
     return tuple(sorted(rows, key=lambda row: -row.seconds.estimate))
-
-
-def _bound_by(one: Prefill) -> str:
-    """What bounds the chunks that take most of the time."""
-    seconds: dict[str, float] = {}
-    for step in one.steps:
-        seconds[step.bound_by] = seconds.get(step.bound_by, 0.0) + step.seconds
-    return max(seconds, key=lambda name: seconds[name])
-
-
-def _exposed_s(step: StepTime) -> float:
-    """Of the collectives, what the step is longer for."""
-    return max(0.0, step.seconds - step.memory_s - step.compute_s - step.overhead_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Figures that have a limit and an estimate."""
-
-    spec: ModelSpec
-    where: Slice
-    setup: Setup
-
-    @property
-    def factors(self) -> Efficiency:
-        return FACTORS[self.setup.engine]
-
-    def both(self, figure: Callable[[Efficiency], float]) -> Both:
-        return Both(limit=figure(PEAK), estimate=figure(self.factors))
-
-    def step(self, efficiency: Efficiency, num_requests: int) -> StepTime:
-        work = Work(num_requests=num_requests, context_tokens=self.setup.context_tokens)
-        return step_time(self.spec, self.where, work, efficiency=efficiency, placement=self.setup.placement)
-
-    def decoding(self, num_requests: int) -> Decoding:
-        tpot_s = self.both(lambda one: self.step(one, num_requests).seconds)
-
-        def rate(count: float) -> Both:
-            return Both(limit=count / tpot_s.limit, estimate=count / tpot_s.estimate)
-
-        return Decoding(
-            num_requests=num_requests,
-            tpot_s=tpot_s,
-            tokens_per_s=rate(num_requests),
-            tokens_per_s_per_user=rate(1),
-            tokens_per_s_per_chip=rate(num_requests / self.where.num_chips),
-        )
-
-    def prompt(self) -> Prompt:
-        tokens = self.setup.prompt_tokens
-
-        limit, estimate = (
-            prefill(self.spec, self.where, tokens, efficiency=one, placement=self.setup.placement)
-            for one in (PEAK, self.factors)
-        )
-        ttft_s = Both(limit=limit.seconds, estimate=estimate.seconds)
-        rate = Both(limit=tokens / ttft_s.limit, estimate=tokens / ttft_s.estimate)
-        return Prompt(
-            prompt_tokens=tokens,
-            ttft_s=ttft_s,
-            prefill_tokens_per_s=rate,
-            limit_bound_by=_bound_by(limit),
-            bound_by=_bound_by(estimate),
-        )
-
-    def round_s(self, efficiency: Efficiency) -> float:
-        return round_time(
-            self.spec,
-            self.where,
-            num_draft_tokens=self.setup.num_draft_tokens,
-            num_requests=self.setup.num_requests,
-            context_tokens=self.setup.context_tokens,
-            efficiency=efficiency,
-            placement=self.setup.placement,
-        ).seconds
-
-    def best_draft(self, efficiency: Efficiency) -> DraftChoice:
-        return best_draft(
-            self.spec,
-            self.where,
-            self.setup.acceptance_rates,
-            num_requests=self.setup.num_requests,
-            context_tokens=self.setup.context_tokens,
-            efficiency=efficiency,
-            placement=self.setup.placement,
-        )
-
-    def speculation(self) -> Speculation:
-        setup = self.setup
-        rates = setup.acceptance_rates
-        length = acceptance_length(rates[: setup.num_draft_tokens]) if rates else setup.acceptance_length
-        plain_s = self.both(lambda one: self.step(one, setup.num_requests).seconds)
-        round_s = self.both(self.round_s)
-        ratio = Both(limit=round_s.limit / plain_s.limit, estimate=round_s.estimate / plain_s.estimate)
-        tokens_per_s = speedup = best = None
-        if length is not None:
-            emitted = setup.num_requests * length
-            tokens_per_s = Both(limit=emitted / round_s.limit, estimate=emitted / round_s.estimate)
-            speedup = Both(limit=length / ratio.limit, estimate=length / ratio.estimate)
-        by_draft: tuple[Both, ...] = ()
-        if rates:
-            limit, best = self.best_draft(PEAK), self.best_draft(self.factors)
-            pairs = zip(limit.tokens_per_s_by_draft, best.tokens_per_s_by_draft, strict=True)
-            by_draft = tuple(Both(limit=one, estimate=other) for one, other in pairs)
-        return Speculation(
-            num_draft_tokens=setup.num_draft_tokens,
-            drafter=self.spec.drafter.name if self.spec.drafter else None,
-            acceptance_length=length,
-            round_s=round_s,
-            break_even_length=ratio,
-            tokens_per_s=tokens_per_s,
-            speedup_ratio=speedup,
-            tokens_per_s_by_draft=by_draft,
-            best_num_draft_tokens=best.num_draft_tokens if best else None,
-        )
-
-    def prefix_hits(self) -> tuple[PrefixHit, ...]:
-        tokens = self.setup.prompt_tokens
-
-        def saves_s(hit_tokens: int) -> Both:
-            return self.both(
-                lambda one: prefix_hit_saves_s(
-                    self.spec, self.where, tokens, hit_tokens, efficiency=one, placement=self.setup.placement
-                )
-            )
-
-        hits = sorted({int(tokens * ratio) for ratio in _HIT_RATIOS} - {0})
-        return tuple(PrefixHit(hit_tokens=hit, saves_s=saves_s(hit)) for hit in hits)

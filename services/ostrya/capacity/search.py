@@ -14,9 +14,10 @@ from ostrya.capacity.estimate import FACTORS
 from ostrya.capacity.memory import Placement, fit
 from ostrya.capacity.published import Engine
 from ostrya.capacity.queueing import Goal, Replica, Term, burst_of, fewest
-from ostrya.capacity.serving import Serving, prefill, serving
+from ostrya.capacity.serving import Serving, mean_context_tokens, prefill, serving
 from ostrya.capacity.spec import ModelSpec
-from ostrya.capacity.step import Efficiency, Work, step_time
+from ostrya.capacity.speculation import PLAIN, Drafting, draft_problems, round_time
+from ostrya.capacity.step import Efficiency
 from ostrya.errors import ConfigError
 
 _SECONDS_PER_HOUR = 3600
@@ -43,6 +44,7 @@ class Market:
     prices: Mapping[str, float] | None = None
     """Per chip-hour, by generation; generations without one are left out. None: fewest chips win."""
     placement: Placement = Placement.SPREAD
+    drafting: Drafting = PLAIN
 
     @property
     def efficiency(self) -> Efficiency:
@@ -113,7 +115,7 @@ class Answer:
 
 def search(spec: ModelSpec, goal: Goal, load: Load, market: Market) -> Answer:
     """Every slice that can carry the load, the cheapest first. ConfigError for numbers that make no sense."""
-    check(spec, goal, load)
+    check(spec, goal, load, market)
     offers: list[Offer] = []
     refusals: list[Refusal] = []
     for where in market.slices:
@@ -131,9 +133,10 @@ def search(spec: ModelSpec, goal: Goal, load: Load, market: Market) -> Answer:
     return Answer(offers=tuple(sorted(offers, key=rank)), refusals=tuple(refusals))
 
 
-def check(spec: ModelSpec, goal: Goal, load: Load) -> None:
+def check(spec: ModelSpec, goal: Goal, load: Load, market: Market) -> None:
     """ConfigError with all that makes no sense."""
-    problems = []
+    drafting = market.drafting
+    problems = draft_problems(spec, drafting.num_draft_tokens, drafting.acceptance_length)
     for name, seconds in (("ttft", goal.ttft_s), ("tpot", goal.tpot_s)):
         if not seconds > 0:
             problems.append(f"{name} is {seconds:g} s; it must be above 0")
@@ -154,7 +157,13 @@ def check(spec: ModelSpec, goal: Goal, load: Load) -> None:
 def _on(spec: ModelSpec, where: Slice, goal: Goal, load: Load, market: Market) -> Offer | Refusal:
     """One slice."""
     context_tokens = load.prompt_tokens + load.output_tokens
-    room = fit(spec, where, context_tokens=context_tokens, placement=market.placement)
+    room = fit(
+        spec,
+        where,
+        context_tokens=context_tokens,
+        num_draft_tokens=market.drafting.num_draft_tokens,
+        placement=market.placement,
+    )
     out = Refusal(
         slice_name=where.name,
         generation=where.chip.name,
@@ -174,6 +183,7 @@ def _on(spec: ModelSpec, where: Slice, goal: Goal, load: Load, market: Market) -
             prompt_tokens=load.prompt_tokens,
             output_tokens=load.output_tokens,
             hit_ratio=load.hit_ratio,
+            drafting=market.drafting,
             efficiency=market.efficiency,
             placement=market.placement,
         )
@@ -200,8 +210,15 @@ def _on(spec: ModelSpec, where: Slice, goal: Goal, load: Load, market: Market) -
 def _bound_by(spec: ModelSpec, where: Slice, term: Term, load: Load, market: Market) -> str:
     """What takes longest for a request alone."""
     if term is Term.TPOT:
-        work = Work(num_requests=1, context_tokens=load.prompt_tokens + load.output_tokens / 2)
-        return step_time(spec, where, work, efficiency=market.efficiency, placement=market.placement).bound_by
+        drafted = market.drafting.num_draft_tokens
+        return round_time(
+            spec,
+            where,
+            num_draft_tokens=drafted,
+            context_tokens=mean_context_tokens(spec, load.prompt_tokens, load.output_tokens, drafted),
+            efficiency=market.efficiency,
+            placement=market.placement,
+        ).verify.bound_by
     return (
         prefill(
             spec,

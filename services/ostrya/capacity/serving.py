@@ -9,6 +9,7 @@ from math import ceil
 from ostrya.capacity.chips import Slice
 from ostrya.capacity.memory import CHUNK_TOKENS, Placement
 from ostrya.capacity.spec import ModelSpec, Phase
+from ostrya.capacity.speculation import PLAIN, Drafting, draft_steps
 from ostrya.capacity.step import PEAK, Efficiency, StepTime, Work, mixed_step_time, step_time
 from ostrya.errors import ConfigError
 
@@ -102,15 +103,17 @@ def serving(
     prompt_tokens: int,
     output_tokens: int,
     hit_ratio: float = 0.0,
+    drafting: Drafting = PLAIN,
     chunk_tokens: int = CHUNK_TOKENS,
     efficiency: Efficiency = PEAK,
     placement: Placement = Placement.SPREAD,
 ) -> Serving:
     """`num_requests` at a time, each replaced when it ends; `hit_ratio` of a prompt comes from the prefix cache.
 
-    Every step decodes, and carries at most one chunk of one prompt. While a request decodes its answer every other one
-    ends once, so the prompts of `num_requests - 1` run beside it; if their chunks are more than there are steps,
-    prompts wait in line and fewer requests decode at a time (Little's law gives how long they wait).
+    Every step decodes, or verifies a round's drafts, and carries at most one chunk of one prompt. While a request
+    decodes its answer every other one ends once, so the prompts of `num_requests - 1` run beside it; if their chunks
+    are more than there are steps, prompts wait in line and fewer requests decode at a time (Little's law gives how
+    long they wait).
     """
     check_load(output_tokens, hit_ratio)
     if prompt_tokens + output_tokens > spec.max_context_tokens:
@@ -119,24 +122,27 @@ def serving(
     cached = min(round(prompt_tokens * hit_ratio), prompt_tokens - 1)
     check_prompt(prompt_tokens, cached, chunk_tokens)
     chunks = ceil((prompt_tokens - cached) / chunk_tokens)
-    rows = (prompt_tokens - cached) / chunks
-    # The prompt's last chunk gives the first token, so a request decodes in one step less than it has tokens.
-    at_most = (output_tokens - 1) // chunks
+    chunk_rows = (prompt_tokens - cached) / chunks
+    drafted, length = drafting.num_draft_tokens, drafting.acceptance_length
+    context_tokens = mean_context_tokens(spec, prompt_tokens, output_tokens, drafted)
+    # The prompt's last chunk gives the first token, so a request decodes one token less than it has.
+    at_most = int((output_tokens - 1) / length / chunks)
+    chunk = _chunk(cached + (prompt_tokens - cached - chunk_rows) / 2, chunk_rows)
 
     def decode(count: int) -> Work:
-        return Work(num_requests=max(1, min(count, at_most)), context_tokens=prompt_tokens + output_tokens / 2)
+        running = max(1, min(count, at_most))
+        return Work(num_requests=running, rows_per_request=drafted + 1, context_tokens=context_tokens)
 
-    chunk = _chunk(cached + (prompt_tokens - cached - rows) / 2, rows)
-    plain_s = step_time(spec, where, decode(num_requests), efficiency=efficiency, placement=placement).seconds
+    plain_s = _round_s(spec, where, decode(num_requests), efficiency=efficiency, placement=placement)
     others = num_requests - 1
     # The request whose prompt it is does not decode yet.
     mixed_s = (
-        mixed_step_time(spec, where, decode(others), chunk, efficiency=efficiency, placement=placement)
+        _round_s(spec, where, decode(others), beside=chunk, efficiency=efficiency, placement=placement)
         if min(others, at_most)
-        else step_time(spec, where, chunk, efficiency=efficiency, placement=placement)
-    ).seconds
-    mixed_share = min(1.0, others * chunks / output_tokens)
-    tpot_s = mixed_share * mixed_s + (1 - mixed_share) * plain_s
+        else step_time(spec, where, chunk, efficiency=efficiency, placement=placement).seconds
+    )
+    mixed_share = min(1.0, others * chunks * length / output_tokens)
+    tpot_s = (mixed_share * mixed_s + (1 - mixed_share) * plain_s) / length
     decode_s, prompt_s = (output_tokens - 1) * tpot_s, chunks * mixed_s
     requests_per_s = min(num_requests / (prompt_s + decode_s), 1 / prompt_s)
     return Serving(
@@ -147,6 +153,11 @@ def serving(
         output_tokens_per_s=requests_per_s * output_tokens,
         requests_per_s=requests_per_s,
     )
+
+
+def mean_context_tokens(spec: ModelSpec, prompt_tokens: int, output_tokens: int, num_draft_tokens: int) -> float:
+    """Of a request while it decodes its answer; with room for the drafts, of which it makes fewer at the very end."""
+    return min(prompt_tokens + output_tokens / 2, spec.max_context_tokens - num_draft_tokens)
 
 
 def check_prompt(prompt_tokens: int, cached_tokens: int, chunk_tokens: int) -> None:
@@ -171,6 +182,33 @@ def check_load(output_tokens: int, hit_ratio: float) -> None:
         problems.append(f"hit ratio is {hit_ratio}; it must be 0 to 1")
     if problems:
         raise ConfigError(problems)
+
+
+def _round_s(
+    spec: ModelSpec,
+    where: Slice,
+    decode: Work,
+    *,
+    beside: Work | None = None,
+    efficiency: Efficiency,
+    placement: Placement,
+) -> float:
+    """A step that decodes or verifies, the drafter's passes before it, and perhaps a chunk of a prompt in it."""
+    draft = draft_steps(
+        spec,
+        where,
+        num_draft_tokens=round(decode.rows_per_request) - 1,
+        num_requests=decode.num_requests,
+        context_tokens=decode.context_tokens,
+        efficiency=efficiency,
+        placement=placement,
+    )
+    step = (
+        mixed_step_time(spec, where, decode, beside, efficiency=efficiency, placement=placement)
+        if beside
+        else step_time(spec, where, decode, efficiency=efficiency, placement=placement)
+    )
+    return step.seconds + sum(one.seconds for one in draft)
 
 
 def _chunk(context_tokens: float, rows: float) -> Work:

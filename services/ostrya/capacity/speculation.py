@@ -18,6 +18,19 @@ from ostrya.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """How a load is decoded: in rounds."""
+
+    num_draft_tokens: int = 0
+    acceptance_length: float = 1.0
+    """Tokens a round emits."""
+
+
+PLAIN = Drafting()
+"""A token a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One draft and verify of `num_requests` requests."""
 
@@ -74,6 +87,43 @@ def check_length(length: float, num_draft_tokens: int) -> None:
         raise ConfigError([f"acceptance length is {length}; it must be {limit}"])
 
 
+def draft_problems(spec: ModelSpec, num_draft_tokens: int, length: float | None) -> list[str]:
+    """What the model's drafter, or any acceptance, forbids."""
+    problems = []
+    drafter = spec.drafter
+    if drafter and num_draft_tokens > drafter.max_draft_tokens:
+        most = f"{drafter.name} drafts at most {drafter.max_draft_tokens}"
+        problems.append(f"{num_draft_tokens} tokens to draft are too many; {most}")
+    if length is not None and not 1 <= length <= num_draft_tokens + 1:
+        limit = f"with {num_draft_tokens} drafted tokens it is from 1 to {num_draft_tokens + 1}"
+        problems.append(f"acceptance length is {length:g}; {limit}")
+    return problems
+
+
+def draft_steps(
+    spec: ModelSpec,
+    where: Slice,
+    *,
+    num_draft_tokens: int,
+    num_requests: int = 1,
+    context_tokens: float = 0.0,
+    efficiency: Efficiency = PEAK,
+    placement: Placement = Placement.SPREAD,
+) -> tuple[StepTime, ...]:
+    """The drafter's passes of one round. Without a drafter there are none, as n-gram and suffix proposers cost little.
+
+    Its passes over prompts are not counted.
+    """
+    if not 0 <= num_draft_tokens <= MAX_DRAFT_TOKENS:
+        raise ConfigError([f"drafted tokens are {num_draft_tokens}; they must be 0 to {MAX_DRAFT_TOKENS}"])
+    if spec.drafter is None or not num_draft_tokens:
+        return ()
+    rows, passes = (num_draft_tokens, 1) if spec.drafter.one_pass else (1, num_draft_tokens)
+    work = Work(num_requests=num_requests, rows_per_request=rows, context_tokens=context_tokens)
+    model = _as_model(spec, spec.drafter)
+    return (step_time(model, where, work, efficiency=efficiency, placement=placement),) * passes
+
+
 def round_time(
     spec: ModelSpec,
     where: Slice,
@@ -84,24 +134,22 @@ def round_time(
     efficiency: Efficiency = PEAK,
     placement: Placement = Placement.SPREAD,
 ) -> Round:
-    """One round with the model's drafter. With none drafting is free, as n-gram and suffix proposers nearly are."""
-    if not 0 <= num_draft_tokens <= MAX_DRAFT_TOKENS:
-        raise ConfigError([f"drafted tokens are {num_draft_tokens}; they must be 0 to {MAX_DRAFT_TOKENS}"])
-
-    def timed(model: ModelSpec, rows: int) -> StepTime:
-        work = Work(num_requests=num_requests, rows_per_request=rows, context_tokens=context_tokens)
-        return step_time(model, where, work, efficiency=efficiency, placement=placement)
-
-    draft: tuple[StepTime, ...] = ()
-    if spec.drafter is not None and num_draft_tokens:
-        model = _as_model(spec, spec.drafter)
-        one_pass = spec.drafter.one_pass
-        draft = (timed(model, num_draft_tokens),) if one_pass else (timed(model, 1),) * num_draft_tokens
+    """One round with the model's drafter."""
+    draft = draft_steps(
+        spec,
+        where,
+        num_draft_tokens=num_draft_tokens,
+        num_requests=num_requests,
+        context_tokens=context_tokens,
+        efficiency=efficiency,
+        placement=placement,
+    )
+    work = Work(num_requests=num_requests, rows_per_request=num_draft_tokens + 1, context_tokens=context_tokens)
     return Round(
         num_requests=num_requests,
         num_draft_tokens=num_draft_tokens,
         draft=draft,
-        verify=timed(spec, num_draft_tokens + 1),
+        verify=step_time(spec, where, work, efficiency=efficiency, placement=placement),
     )
 
 

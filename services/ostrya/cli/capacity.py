@@ -95,13 +95,13 @@ def capacity(
 
 _MODEL = frozenset({"--model", "--config", "--dtype", "--kv-dtype"})
 _JUDGED = _MODEL | {"--engine", "--placement", "--prompt"}
+_DRAFTED = frozenset({"--speculate", "--acceptance", "--acceptance-length"})
 _GOES_WITH = {
     "--list": frozenset[str](),
     "--check": frozenset[str](),
     "--compare": _JUDGED | {"--context", "--batch"},
-    "--slo": _JUDGED | {"--slo", "--slice", "--rate", "--output", "--hit-ratio", "--price"},
-    "--slice": _JUDGED
-    | {"--slice", "--context", "--batch", "--speculate", "--acceptance", "--acceptance-length", "--plot"},
+    "--slo": _JUDGED | _DRAFTED | {"--slo", "--slice", "--rate", "--output", "--hit-ratio", "--price"},
+    "--slice": _JUDGED | _DRAFTED | {"--slice", "--context", "--batch", "--plot"},
 }
 """Every way to use the command, by the option that chooses it."""
 
@@ -209,6 +209,7 @@ def _search(given: dict[str, str]) -> _Answer:
         "goal": goal,
         "load": load,
         "prices_per_chip_hour": market.prices,
+        "drafting": market.drafting,
         "engine": market.engine,
         "efficiency": market.efficiency,
         "best": answer.best,
@@ -278,9 +279,12 @@ def _wanted(spec: "ModelSpec", given: dict[str, str]) -> "tuple[Goal, Load, Mark
     from ostrya.capacity.chips import CHIPS, SLICES, find_slice
     from ostrya.capacity.queueing import Goal
     from ostrya.capacity.search import Load, Market
+    from ostrya.capacity.speculation import Drafting
     from ostrya.cli.capacity_input import objective, prices, rate_per_s, ratio, whole
 
-    setup = _setup(spec, {option: word for option, word in given.items() if option in _JUDGED})
+    setup = _setup(spec, {option: word for option, word in given.items() if option in _JUDGED | _DRAFTED})
+    if setup.num_draft_tokens and setup.length is None:
+        raise ConfigError(["--speculate with --slo needs --acceptance or --acceptance-length"])
     terms = objective("--slo", given["--slo"])
     goal = Goal(**{f"{name}_s": seconds for name, seconds in terms.items()})
     load = Load(
@@ -294,5 +298,6 @@ def _wanted(spec: "ModelSpec", given: dict[str, str]) -> "tuple[Goal, Load, Mark
         slices=(find_slice(given["--slice"]),) if "--slice" in given else SLICES,
         prices=prices("--price", given["--price"], tuple(CHIPS)) if "--price" in given else None,
         placement=setup.placement,
+        drafting=Drafting(num_draft_tokens=setup.num_draft_tokens, acceptance_length=setup.length or 1.0),
     )
     return goal, load, market

@@ -18,6 +18,7 @@ from ostrya.capacity.remedies import nearest, remedies
 from ostrya.capacity.search import Load, Market, search
 from ostrya.capacity.serving import Serving, serving
 from ostrya.capacity.spec import ModelSpec
+from ostrya.capacity.speculation import Drafting
 from ostrya.errors import ConfigError
 
 EFFICIENCY = FACTORS[Engine.SERVING]
@@ -240,3 +241,35 @@ def test_a_search_of_all_slices_takes_at_most_two_seconds() -> None:
     start = process_time()
     search(find_model("kimi-k3"), USUAL, CHAT, MARKET)
     assert process_time() - start <= 2
+
+
+def test_drafting_is_judged_in_the_search() -> None:
+    spec, load = find_model("kimi-k3"), Load(requests_per_s=0.5, prompt_tokens=8000, output_tokens=500)
+    market, goal = replace(on("tpu7x-16"), engine=Engine.FUSED), Goal(tpot_s=0.0025)
+    assert not search(spec, goal, load, market).offers
+    drafting = replace(market, drafting=Drafting(num_draft_tokens=7, acceptance_length=5.0))
+    best = search(spec, goal, load, drafting).best
+    assert best
+    assert best.tpot_s <= goal.tpot_s
+    # Every drafted token keeps a state of its own, so memory holds fewer requests.
+    slow = Goal(ttft_s=100.0, tpot_s=1.0)
+    many = [search(spec, slow, load, one).best for one in (market, drafting)]
+    assert many[0]
+    assert many[1]
+    assert many[1].max_requests < many[0].max_requests
+
+
+def test_a_search_that_drafts_already_is_not_told_to() -> None:
+    spec, load = find_model("kimi-k3"), Load(requests_per_s=0.5, prompt_tokens=8000, output_tokens=500)
+    market, goal = replace(on("tpu7x-16"), engine=Engine.FUSED), Goal(tpot_s=0.0025)
+    told = remedies(spec, goal, load, market, search(spec, goal, load, market))
+    assert any("acceptance length" in one for one in told)
+    drafting = replace(market, drafting=Drafting(num_draft_tokens=7, acceptance_length=1.1))
+    told = remedies(spec, goal, load, drafting, search(spec, goal, load, drafting))
+    assert not any("acceptance length" in one for one in told)
+
+
+@pytest.mark.parametrize("drafting", [Drafting(num_draft_tokens=8), Drafting(num_draft_tokens=3, acceptance_length=5)])
+def test_drafting_that_makes_no_sense_is_refused(drafting: Drafting) -> None:
+    with pytest.raises(ConfigError, match=r"at most 7|from 1 to 4"):
+        search(find_model("kimi-k3"), USUAL, CHAT, replace(MARKET, drafting=drafting))

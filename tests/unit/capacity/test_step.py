@@ -8,8 +8,10 @@ from ostrya.capacity.estimate import FACTORS
 from ostrya.capacity.layers import Part, Phase
 from ostrya.capacity.memory import CHUNK_TOKENS, Placement
 from ostrya.capacity.models import find_model
-from ostrya.capacity.serving import prefill, prefix_hit_saves_s, serving
+from ostrya.capacity.published import Engine
+from ostrya.capacity.serving import Serving, prefill, prefix_hit_saves_s, serving
 from ostrya.capacity.spec import FP8, with_weights
+from ostrya.capacity.speculation import PLAIN, Drafting, round_time
 from ostrya.capacity.step import PEAK, Efficiency, decode_curve, mixed_step_time, step_time
 from ostrya.errors import ConfigError
 
@@ -258,3 +260,57 @@ def test_a_request_alone_decodes_undisturbed_by_its_own_prompt(name: str, effici
     assert len(prompt.steps) == 8192 // CHUNK_TOKENS
     assert load.ttft_s == pytest.approx(prompt.seconds, rel=0.01)
     assert load.wait_s == pytest.approx(0, abs=1e-9)
+
+
+def test_a_drafted_load_decodes_in_rounds() -> None:
+    spec, where, efficiency = find_model("qwen3.8-27b"), find_slice("tpu7x-4"), FACTORS[Engine.SERVING]
+    drafting = Drafting(num_draft_tokens=5, acceptance_length=3.0)
+
+    def load(num_requests: int, how: Drafting) -> Serving:
+        return serving(
+            spec,
+            where,
+            num_requests=num_requests,
+            prompt_tokens=8192,
+            output_tokens=601,
+            drafting=how,
+            efficiency=efficiency,
+        )
+
+    round_ = round_time(spec, where, num_draft_tokens=5, context_tokens=8192 + 300.5, efficiency=efficiency)
+    assert load(1, drafting).tpot_s == pytest.approx(round_.seconds / 3)
+    assert load(1, drafting).ttft_s == load(1, PLAIN).ttft_s
+    # Four requests: a fifth of a request's 200 rounds, more or less, carry a chunk of the three others' four.
+    batch = load(4, drafting)
+    chunk = Work(num_requests=1, rows_per_request=2048, context_tokens=3072, phase=Phase.PREFILL)
+    verify = Work(num_requests=3, rows_per_request=6, context_tokens=8192 + 300.5)
+    mixed = mixed_step_time(spec, where, verify, chunk, efficiency=efficiency)
+    three, four = (
+        round_time(
+            spec, where, num_draft_tokens=5, num_requests=count, context_tokens=8192 + 300.5, efficiency=efficiency
+        )
+        for count in (3, 4)
+    )
+    mixed_s = mixed.seconds + three.draft_s
+    share = 3 * 4 / (601 / 3)
+    assert batch.tpot_s == pytest.approx((share * mixed_s + (1 - share) * four.seconds) / 3)
+    assert batch.ttft_s == pytest.approx(4 * mixed_s)
+    assert batch.requests_per_s == pytest.approx(4 / (4 * mixed_s + 600 * batch.tpot_s))
+
+
+def test_drafting_nothing_is_decoding_plainly() -> None:
+    spec, where = find_model("kimi-k3"), find_slice("tpu7x-16")
+    nothing = Drafting(num_draft_tokens=0, acceptance_length=1.0)
+    for batch in (1, 8, 200):
+        plain, same = (
+            serving(spec, where, num_requests=batch, prompt_tokens=4096, output_tokens=256, drafting=one)
+            for one in (PLAIN, nothing)
+        )
+        assert plain == same
+
+
+def test_a_request_at_the_models_limit_may_draft() -> None:
+    spec = find_model("qwen3-8b")
+    drafting = Drafting(num_draft_tokens=7, acceptance_length=2.0)
+    load = serving(spec, find_slice("v6e-4"), num_requests=2, prompt_tokens=40950, output_tokens=10, drafting=drafting)
+    assert load.tpot_s > 0

@@ -17,7 +17,7 @@ from ostrya.capacity.models import models
 from ostrya.capacity.spec import ModelSpec
 from ostrya.capacity.step import PEAK, Efficiency, step_time
 
-UNIT = re.compile(r"^num_\w+$|_(s|bytes|flops|tokens|ratio|per_s|per_request|per_chip|per_user)$")
+UNIT = re.compile(r"^num_\w+$|^acceptance_length$|_(s|bytes|flops|tokens|ratio|per_s|per_request|per_chip|per_user)$")
 
 
 @settings(max_examples=60, deadline=None)

@@ -97,6 +97,16 @@ def test_an_objective_nobody_can_meet_ends_with_1_and_says_what_would_help() -> 
     assert answer["remedies"]
 
 
+def test_a_search_may_draft() -> None:
+    asked = (*K3, "--slo", "tpot=18ms", "--rate", "5/s", "--acceptance", "0.9,0.8,0.7")
+    answer = document(*asked)
+    assert answer["drafting"] == {"num_draft_tokens": 3, "acceptance_length": pytest.approx(3.4)}
+    best = answer["best"]
+    assert isinstance(best, dict)
+    assert best["tpot_s"] <= 0.018
+    assert "3 tokens drafted, acceptance length 3.40" in run(*asked).stdout
+
+
 def test_lists_and_comparisons_and_checks_have_both_forms() -> None:
     assert "qwen3.8-27b" in run("--list").stdout
     assert {"models", "slices"} == document("--list").keys()
@@ -184,7 +194,10 @@ BAD = [
     (("--list", *K3), "--model does not go with --list"),
     ((*SLO, "--compare"), "exclude each other"),
     ((*SLO, "--batch", "4"), "--batch does not go with --slo"),
-    ((*SLO, "--speculate", "4"), "--speculate does not go with --slo"),
+    ((*SLO, "--speculate", "4"), "--speculate with --slo needs --acceptance or --acceptance-length"),
+    ((*SLO, "--speculate", "9", "--acceptance-length", "2"), "DSpark drafts at most 7"),
+    ((*SLO, "--speculate", "4", "--acceptance-length", "6"), "from 1 to 5"),
+    ((*SLO, "--acceptance", "0.5,0.6"), "rises"),
     ((*K3, "--slo", "ttft=1s"), "--rate"),
     ((*K3, "--slo", "ttft=1", "--rate", "5"), "'ttft=1'"),
     ((*K3, "--slo", "latency=1s", "--rate", "5"), "ttft=1s,tpot=20ms"),
