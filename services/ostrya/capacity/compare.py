@@ -41,6 +41,8 @@ def _row(spec: ModelSpec, where: Slice, setup: Setup) -> Row:
         where,
         context_tokens=setup.context_tokens,
         num_requests=setup.num_requests,
+        num_draft_tokens=setup.num_draft_tokens,
+        chunk_tokens=setup.chunk_tokens,
         placement=setup.placement,
     )
     asked = Asked(spec=spec, where=where, setup=setup)

@@ -99,11 +99,10 @@ def costs(
 
 def check_context(spec: ModelSpec, work: Work) -> None:
     """ConfigError if the request would be longer than the model allows."""
-    tokens = work.context_tokens + work.rows_per_request
     # One row more than the context is the token being decoded, which nobody counts.
-    if tokens > spec.max_context_tokens + 1:
-        asked = f"context is {tokens:.0f} tokens"
-        raise ConfigError([f"{asked}; the limit of {spec.name} is {spec.max_context_tokens}; ask for less"])
+    if work.context_tokens + work.rows_per_request > spec.max_context_tokens + 1:
+        asked = f"context is {work.context_tokens:,.0f} tokens and {work.rows_per_request:,.0f} of the step"
+        raise ConfigError([f"{asked}; the limit of {spec.name} is {spec.max_context_tokens:,}; ask for less"])
 
 
 def _add_weights(spec: ModelSpec, group: Layers, num_rows: float, totals: "_Totals") -> None:

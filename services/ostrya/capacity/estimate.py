@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from ostrya.capacity.chips import find_slice
 from ostrya.capacity.least_squares import least_squares
+from ostrya.capacity.memory import CHUNK_TOKENS
 from ostrya.capacity.models import find_model
 from ostrya.capacity.published import POINTS, Engine, Measure, Point, Use
 from ostrya.capacity.serving import prefill, serving
@@ -63,6 +64,8 @@ def predict(point: Point, efficiency: Efficiency) -> float:
     spec = replace(spec, storage_by_part=MappingProxyType({**spec.storage_by_part, **dict(point.weights)}))
     # A request's context grows over its answer; on average it is half way.
     context_tokens = point.prompt_tokens + point.output_tokens / 2
+    # Nothing forces anyone to cut a prompt.
+    chunk_tokens = point.prompt_tokens if efficiency == PEAK else CHUNK_TOKENS
     match point.measure:
         case Measure.TOKENS_PER_S:
             return round_time(
@@ -77,8 +80,8 @@ def predict(point: Point, efficiency: Efficiency) -> float:
             decode = Work(num_requests=point.num_requests, context_tokens=context_tokens)
             return 1e3 * step_time(spec, where, decode, efficiency=efficiency).seconds
         case Measure.WAVE_TTFT_MS:
-            alone_s = prefill(spec, where, point.prompt_tokens, efficiency=efficiency).seconds
-            return 1e3 * alone_s * (point.num_requests + 1) / 2
+            alone = prefill(spec, where, point.prompt_tokens, chunk_tokens=chunk_tokens, efficiency=efficiency)
+            return 1e3 * alone.seconds * (point.num_requests + 1) / 2
         case Measure.TPOT_MS | Measure.SERVED_TOKENS_PER_S:
             load = serving(
                 spec,
@@ -86,6 +89,7 @@ def predict(point: Point, efficiency: Efficiency) -> float:
                 num_requests=point.num_requests,
                 prompt_tokens=point.prompt_tokens,
                 output_tokens=point.output_tokens,
+                chunk_tokens=chunk_tokens,
                 efficiency=efficiency,
             )
             return 1e3 * load.tpot_s if point.measure is Measure.TPOT_MS else load.output_tokens_per_s

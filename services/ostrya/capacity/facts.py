@@ -5,7 +5,7 @@ The classes are the JSON's schema: field names are its keys, with units, and wha
 
 from dataclasses import dataclass
 
-from ostrya.capacity.memory import Placement
+from ostrya.capacity.memory import CHUNK_TOKENS, Placement
 from ostrya.capacity.published import Engine
 from ostrya.capacity.speculation import acceptance_length
 
@@ -22,6 +22,8 @@ class Setup:
     engine: Engine
     """Whose efficiency the estimate has."""
     placement: Placement = Placement.SPREAD
+    chunk_tokens: int = CHUNK_TOKENS
+    """Of a prompt in one step; the limit computes it whole."""
     num_draft_tokens: int = 0
     """0: no speculation."""
     acceptance_rates: tuple[float, ...] = ()
@@ -74,6 +76,9 @@ class ModelFacts:
     drafter_bytes: float
     kv_storage: str
     kv_bytes_per_token: float
+    """What one more token adds beyond all windows."""
+    window_bytes_per_request: float
+    """What full windows hold."""
     state_storage: str
     state_bytes_per_request: float
 

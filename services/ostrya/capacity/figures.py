@@ -34,6 +34,10 @@ class Asked:
         work = Work(num_requests=num_requests, context_tokens=self.setup.context_tokens)
         return step_time(self.spec, self.where, work, efficiency=efficiency, placement=self.setup.placement)
 
+    def chunk_tokens(self, efficiency: Efficiency) -> int:
+        """At the limit a prompt is one step: cutting it reads the weights more often."""
+        return self.setup.prompt_tokens if efficiency == PEAK else self.setup.chunk_tokens
+
     def decoding(self, num_requests: int) -> Decoding:
         tpot_s = self.both(lambda one: self.step(one, num_requests).seconds)
 
@@ -52,7 +56,14 @@ class Asked:
         tokens = self.setup.prompt_tokens
 
         limit, estimate = (
-            prefill(self.spec, self.where, tokens, efficiency=one, placement=self.setup.placement)
+            prefill(
+                self.spec,
+                self.where,
+                tokens,
+                chunk_tokens=self.chunk_tokens(one),
+                efficiency=one,
+                placement=self.setup.placement,
+            )
             for one in (PEAK, self.factors)
         )
         ttft_s = Both(limit=limit.seconds, estimate=estimate.seconds)
@@ -121,7 +132,13 @@ class Asked:
         def saves_s(hit_tokens: int) -> Both:
             return self.both(
                 lambda one: prefix_hit_saves_s(
-                    self.spec, self.where, tokens, hit_tokens, efficiency=one, placement=self.setup.placement
+                    self.spec,
+                    self.where,
+                    tokens,
+                    hit_tokens,
+                    chunk_tokens=self.chunk_tokens(one),
+                    efficiency=one,
+                    placement=self.setup.placement,
                 )
             )
 

@@ -90,6 +90,11 @@ def kv_bytes_per_token(spec: ModelSpec) -> float:
     return (kv_bytes(spec, 2 * long) - kv_bytes(spec, long)) / long
 
 
+def window_bytes(spec: ModelSpec) -> float:
+    """What one request's full windows hold; one copy."""
+    return round(kv_bytes(spec, spec.max_context_tokens) - kv_bytes_per_token(spec) * spec.max_context_tokens)
+
+
 def kv_bytes(
     spec: ModelSpec, context_tokens: float, *, num_devices: int = 1, placement: Placement = Placement.SPREAD
 ) -> float:
@@ -121,6 +126,7 @@ def fit(
     context_tokens: int,
     num_requests: int = 1,
     num_draft_tokens: int = 0,
+    chunk_tokens: int = CHUNK_TOKENS,
     placement: Placement = Placement.SPREAD,
 ) -> Fit:
     """What the slice's memory holds. ConfigError for numbers that make no sense; not fitting is a value, no error."""
@@ -137,13 +143,13 @@ def fit(
     def cache(tokens: int) -> float:
         return kv_bytes(spec, tokens, num_devices=where.num_devices, placement=placement)
 
-    room = usable - weights - drafter - CHUNK_TOKENS * row
+    room = usable - weights - drafter - chunk_tokens * row
     per_request = cache(context_tokens) + state + scratch
     return Fit(
         usable_bytes=usable,
         weights_bytes=weights,
         drafter_bytes=drafter,
-        scratch_bytes=CHUNK_TOKENS * row + num_requests * scratch,
+        scratch_bytes=chunk_tokens * row + num_requests * scratch,
         cache_bytes_per_request=cache(context_tokens),
         state_bytes_per_request=state,
         num_requests=num_requests,
@@ -159,6 +165,7 @@ def require_fit(
     context_tokens: int,
     num_requests: int = 1,
     num_draft_tokens: int = 0,
+    chunk_tokens: int = CHUNK_TOKENS,
     placement: Placement = Placement.SPREAD,
     candidates: Sequence[Slice] = SLICES,
 ) -> Fit:
@@ -171,6 +178,7 @@ def require_fit(
             context_tokens=context_tokens,
             num_requests=num_requests,
             num_draft_tokens=num_draft_tokens,
+            chunk_tokens=chunk_tokens,
             placement=placement,
         )
 

@@ -1,22 +1,23 @@
 """What would make a refused load possible. Each remedy is tried before it is told."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
 from ostrya.capacity.chips import SLICES, Slice, find_slice
-from ostrya.capacity.memory import fit
 from ostrya.capacity.published import Engine
-from ostrya.capacity.queueing import Goal, Term
+from ostrya.capacity.queueing import Goal, Term, first
 from ostrya.capacity.search import Answer, Load, Market, Offer, Refusal, search
-from ostrya.capacity.serving import mean_context_tokens
 from ostrya.capacity.spec import FP8, ModelSpec, with_weights
-from ostrya.capacity.speculation import PLAIN, round_time
-from ostrya.capacity.step import Work, step_time
+from ostrya.capacity.speculation import PLAIN, Drafting
 from ostrya.capacity.values import duration
 from ostrya.capacity.weights import weight_bytes
 
 _RATIO_STEPS = 100
 """Hit ratios are tried in hundredths."""
+_LENGTH_STEPS = 10
+"""And acceptance lengths in tenths."""
+_CHUNKS = (4096, 8192, 16384, 32768)
 _MARGIN_RATIO = 1.05
 """By which a relaxed objective is looser than what a request alone takes, so that a second one may come."""
 
@@ -36,16 +37,11 @@ def remedies(spec: ModelSpec, goal: Goal, load: Load, market: Market, answer: An
     if close is None or answer.offers:
         return ()
     tried = _Tried(spec=spec, goal=goal, load=load, market=market, where=find_slice(close.slice_name))
-    told = [tried.other_slice(), tried.narrow_weights(), tried.fused()]
-    if close.term is Term.MEMORY:
-        told.append(tried.shorter())
-    else:
+    told = [tried.other_slice(), tried.narrow_weights(), tried.fused(), tried.shorter()]
+    if close.term is not Term.MEMORY:
         assert close.ttft_s is not None
         assert close.tpot_s is not None
-        told.append(tried.hit_ratio())
-        if close.ttft_s <= goal.ttft_s:
-            told.append(tried.speculation(close.tpot_s))
-        told.append(tried.objective(close.ttft_s, close.tpot_s))
+        told += [tried.hit_ratio(), tried.chunk(), tried.speculation(), tried.objective(close.ttft_s, close.tpot_s)]
     return tuple(one for one in told if one)
 
 
@@ -87,49 +83,43 @@ class _Tried:
         return f"one fused kernel, published to batch 8 (--engine fused): {_named(best)}" if best else None
 
     def shorter(self) -> str | None:
-        """Prompt and answer so much shorter that one request fits."""
-        drafted = self.market.drafting.num_draft_tokens
-        room = fit(self.spec, self.where, context_tokens=0, num_draft_tokens=drafted, placement=self.market.placement)
-        if not (room.max_requests and room.max_context_tokens):
-            return None
-        return f"at most {room.max_context_tokens:,} tokens of prompt and answer together, on {self.where.name}"
+        """The longest prompt with which the nearest slice does."""
+        prompt = self.load.prompt_tokens
+        cut = _smallest(1, prompt - 1, lambda cut: self._here(load=replace(self.load, prompt_tokens=prompt - cut)))
+        return None if cut is None else f"prompts of at most {prompt - cut:,} tokens, on {self.where.name}"
 
     def hit_ratio(self) -> str | None:
         """The smallest that would do on the nearest slice."""
-        if not self._here(load=replace(self.load, hit_ratio=1.0)):
-            return None
-        low, high = int(self.load.hit_ratio * _RATIO_STEPS), _RATIO_STEPS
-        while low < high:
-            middle = (low + high) // 2
-            enough = self._here(load=replace(self.load, hit_ratio=middle / _RATIO_STEPS))
-            low, high = (low, middle) if enough else (middle + 1, high)
-        return f"a hit ratio of {high / _RATIO_STEPS:.2f} or more, on {self.where.name}"
+        low = int(self.load.hit_ratio * _RATIO_STEPS)
+        steps = _smallest(
+            low, _RATIO_STEPS, lambda steps: self._here(load=replace(self.load, hit_ratio=steps / _RATIO_STEPS))
+        )
+        return None if steps is None else f"a hit ratio of {steps / _RATIO_STEPS:.2f} or more, on {self.where.name}"
 
-    def speculation(self, tpot_s: float) -> str | None:
-        """The acceptance length that would bring a request alone below the objective."""
+    def chunk(self) -> str | None:
+        """More of a prompt in one step: fewer steps for it, and a longer stall for the others."""
+        for tokens in _CHUNKS:
+            best = self._here(market=replace(self.market, chunk_tokens=tokens))
+            if best and tokens > self.market.chunk_tokens:
+                return f"prompts in chunks of {tokens:,} tokens (--chunk {tokens}): {_named(best)}"
+        return None
+
+    def speculation(self) -> str | None:
+        """The smallest acceptance length that would do on the nearest slice, with all that the drafter can draft."""
         drafter = self.spec.drafter
         if drafter is None or self.market.drafting != PLAIN:
             return None
-        context_tokens = mean_context_tokens(
-            self.spec, self.load.prompt_tokens, self.load.output_tokens, drafter.max_draft_tokens
-        )
-        efficiency, placement = self.market.efficiency, self.market.placement
-        work = Work(num_requests=1, context_tokens=context_tokens)
-        plain_s = step_time(self.spec, self.where, work, efficiency=efficiency, placement=placement).seconds
-        round_s = round_time(
-            self.spec,
-            self.where,
-            num_draft_tokens=drafter.max_draft_tokens,
-            context_tokens=context_tokens,
-            efficiency=efficiency,
-            placement=placement,
-        ).seconds
-        # What prompts of others add to an output token stays as it is.
-        left_s = self.goal.tpot_s - (tpot_s - plain_s)
-        if left_s <= 0 or (length := round_s / left_s) > drafter.max_draft_tokens + 1:
+        most = drafter.max_draft_tokens
+
+        def here(steps: int) -> Offer | None:
+            drafting = Drafting(num_draft_tokens=most, acceptance_length=steps / _LENGTH_STEPS)
+            return self._here(market=replace(self.market, drafting=drafting))
+
+        steps = _smallest(_LENGTH_STEPS, (most + 1) * _LENGTH_STEPS, here)
+        if steps is None:
             return None
-        drafts = f"{drafter.max_draft_tokens} tokens drafted by {drafter.name}"
-        return f"speculation: {drafts} at an acceptance length of {length:.1f} or more, on {self.where.name}"
+        length = f"at an acceptance length of {steps / _LENGTH_STEPS:.1f} or more"
+        return f"speculation: {most} tokens drafted by {drafter.name} {length}, on {self.where.name}"
 
     def objective(self, ttft_s: float, tpot_s: float) -> str | None:
         """A looser one that the nearest slice keeps."""
@@ -140,11 +130,22 @@ class _Tried:
         best = self._here(goal=relaxed)
         return f"an objective of {goal_text(relaxed)}: {_named(best)}" if best else None
 
-    def _here(self, *, goal: Goal | None = None, load: Load | None = None) -> Offer | None:
-        market = replace(self.market, slices=(self.where,))
-        return search(self.spec, goal or self.goal, load or self.load, market).best
+    def _here(
+        self, *, goal: Goal | None = None, load: Load | None = None, market: Market | None = None
+    ) -> Offer | None:
+        """The offer of the nearest slice under other terms."""
+        return search(
+            self.spec, goal or self.goal, load or self.load, replace(market or self.market, slices=(self.where,))
+        ).best
+
+
+def _smallest(low: int, high: int, does: Callable[[int], object]) -> int | None:
+    """The smallest number from `low` to `high` that does, if what does goes on doing; None if not even `high` does."""
+    if low > high or not does(high):
+        return None
+    return low - 1 + first(lambda count: bool(does(low - 1 + count)), high - low + 1)
 
 
 def _named(offer: Offer) -> str:
-    replicas = "1 replica" if offer.num_replicas == 1 else f"{offer.num_replicas} replicas"
+    replicas = "1 replica" if offer.num_replicas == 1 else f"{offer.num_replicas:,} replicas"
     return f"{replicas} on {offer.slice_name}"

@@ -5,7 +5,7 @@ Bytes are decimal (GB = 1e9), as vendors count bandwidth; JSON has the exact fig
 
 from ostrya.capacity.facts import Both, Report, Speculation
 from ostrya.capacity.fitted import warning
-from ostrya.capacity.memory import CHUNK_TOKENS, Placement
+from ostrya.capacity.memory import Placement
 from ostrya.capacity.published import Engine
 from ostrya.capacity.values import FLOP_SCALES, count, duration, scaled, size, table, three
 
@@ -56,7 +56,10 @@ def _model(report: Report) -> list[str]:
         for part in model.parts
         if part.num_params
     ]
-    keeps = f"  A request keeps {size(model.kv_bytes_per_token)} per token ({model.kv_storage})"
+    keeps = f"  A request keeps {size(model.kv_bytes_per_token)} per token"
+    if model.window_bytes_per_request:
+        keeps += f" beyond its windows, which hold {size(model.window_bytes_per_request)}"
+    keeps += f" ({model.kv_storage})"
     if model.state_bytes_per_request:
         keeps += f" and {size(model.state_bytes_per_request)} of recurrent state ({model.state_storage})"
     heading = f"MODEL  {count(model.num_params)} parameters, {active}"
@@ -98,8 +101,8 @@ def _speed(report: Report) -> list[str]:
     return [
         f"SPEED  {_requests(now.num_requests)} of {report.setup.context_tokens:,} tokens; estimate: {_ENGINES[engine]}",
         *table(rows),
-        f"  The prompt, in chunks of {CHUNK_TOKENS:,}: limit bound by {prompt.limit_bound_by}; "
-        f"estimate by {prompt.bound_by}.",
+        f"  The prompt: limit, in one step, bound by {prompt.limit_bound_by};",
+        f"  estimate, in chunks of {report.setup.chunk_tokens:,}, by {prompt.bound_by}.",
         *([] if report.slice.generation in fitted else [carried]),
         *([f"  {beyond}"] if beyond else []),
     ]

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from ostrya.capacity.chips import find_slice
 from ostrya.capacity.compare import Row
 from ostrya.capacity.facts import ModelFacts, Setup, SliceFacts
-from ostrya.capacity.fitted import fitted_generations, warning
+from ostrya.capacity.fitted import fitted_generations, fitted_max_requests, fitted_num_chips, warning
 from ostrya.capacity.queueing import Goal, Term
 from ostrya.capacity.remedies import goal_text, nearest
 from ostrya.capacity.search import Answer, Load, Market, Offer, Refusal
-from ostrya.capacity.values import count, duration, size, table, three
+from ostrya.capacity.values import count, duration, per_time, size, table, three
 
 _MARGINS = (
     "  Margins for arrivals at random: requests in flight are taken as mean + 1.645 sqrt(mean) (Poisson, 95 %);",
@@ -26,7 +26,7 @@ _LIMITS = {
 def answer_text(name: str, goal: Goal, load: Load, market: Market, answer: Answer, remedies: Sequence[str]) -> str:
     """The offers by generation, or why there is none and what would help."""
     asked = (
-        f"{name}, {load.requests_per_s:,.7g} requests/s of {load.prompt_tokens:,} + {load.output_tokens:,} tokens"
+        f"{name}, {per_time(load.requests_per_s)} requests of {load.prompt_tokens:,} + {load.output_tokens:,} tokens"
         f" (hit ratio {load.hit_ratio:g} of each prompt): {goal_text(goal)} for 95 of 100 requests"
     )
     if drafted := market.drafting.num_draft_tokens:
@@ -38,7 +38,7 @@ def answer_text(name: str, goal: Goal, load: Load, market: Market, answer: Answe
 
 def comparison_text(name: str, setup: Setup, rows: Sequence[Row]) -> str:
     """A line for each slice."""
-    lines: list[tuple[str, ...]] = [("slice", "largest", "", "ms per token", "", "tokens/s per chip", "", "ttft")]
+    lines: list[tuple[str, ...]] = [("slice", "largest", "", "time per token", "", "tokens/s per chip", "", "ttft")]
     lines += [("", "batch", "limit", "estimate", "limit", "estimate", "limit", "estimate")]
     for row in rows:
         if row.decoding is None or row.largest is None or row.prompt is None:
@@ -49,8 +49,8 @@ def comparison_text(name: str, setup: Setup, rows: Sequence[Row]) -> str:
             (
                 row.slice_name,
                 f"{row.max_requests:,}",
-                three(tpot_s.limit * 1e3),
-                three(tpot_s.estimate * 1e3),
+                duration(tpot_s.limit),
+                duration(tpot_s.estimate),
                 three(per_chip.limit),
                 three(per_chip.estimate),
                 duration(ttft_s.limit),
@@ -58,7 +58,11 @@ def comparison_text(name: str, setup: Setup, rows: Sequence[Row]) -> str:
             )
         )
     heading = f"{name}: {setup.num_requests:,} x {setup.context_tokens:,} tokens; per chip at the largest batch;"
-    return "\n".join([f"{heading} ttft of {setup.prompt_tokens:,} tokens", *table(lines)])
+    engine = setup.engine
+    fitted = " and ".join(f"{number} chips" for number in fitted_num_chips(engine))
+    fitted += f" of {', '.join(fitted_generations(engine))}, to batch {fitted_max_requests(engine):,}"
+    origin = f"  Estimate: {engine}, fitted on {fitted}; elsewhere carried over."
+    return "\n".join([f"{heading} ttft of {setup.prompt_tokens:,} tokens", origin, *table(lines)])
 
 
 def list_text(models: Sequence[ModelFacts], slices: Sequence[SliceFacts]) -> str:
@@ -70,7 +74,7 @@ def list_text(models: Sequence[ModelFacts], slices: Sequence[SliceFacts]) -> str
         (
             one.name,
             count(one.num_params),
-            count(one.num_params_active_decode),
+            count(one.num_params_active_with_embedding or one.num_params_active_decode),
             size(one.weights_bytes),
             size(one.kv_bytes_per_token),
             size(one.state_bytes_per_request) if one.state_bytes_per_request else "-",
@@ -87,7 +91,7 @@ def list_text(models: Sequence[ModelFacts], slices: Sequence[SliceFacts]) -> str
 
 def _possible(best: Offer, answer: Answer, market: Market) -> list[str]:
     where = find_slice(best.slice_name)
-    replicas = "1 replica" if best.num_replicas == 1 else f"{best.num_replicas} replicas"
+    replicas = "1 replica" if best.num_replicas == 1 else f"{best.num_replicas:,} replicas"
     chips = "1 chip" if best.num_chips_total == 1 else f"{best.num_chips_total:,} chips"
     price = _price(best) if best.price_per_hour_total is not None else "no prices given, so the fewest chips win"
     fitted = ", ".join(fitted_generations(market.engine))
@@ -97,7 +101,7 @@ def _possible(best: Offer, answer: Answer, market: Market) -> list[str]:
         *table(
             [
                 ("of each replica", ""),
-                ("  requests/s", three(best.requests_per_s)),
+                ("  requests", per_time(best.requests_per_s)),
                 ("  requests in flight, mean", f"{best.mean_requests:.1f}"),
                 ("  requests in flight, exceeded 5 % of the time", f"{best.burst_requests:,}"),
                 ("  batch that memory and the objective allow", f"{best.max_requests:,}"),
@@ -151,9 +155,8 @@ def _impossible(answer: Answer, remedies: Sequence[str]) -> list[str]:
     if close is None:
         return ["impossible: no slice has a price"]
     lines = [f"impossible on any number of replicas; nearest: {_why(close)}"]
-    if remedies:
-        lines += ["What would help:", *(f"  - {one}" for one in remedies)]
-    return lines
+    help_ = ["What would help:", *(f"  - {one}" for one in remedies)]
+    return [*lines, *(help_ if remedies else ["Nothing that was tried would help."])]
 
 
 def _why(one: Refusal) -> str:

@@ -13,7 +13,7 @@ from ostrya.capacity.facts import (
 )
 from ostrya.capacity.figures import Asked
 from ostrya.capacity.fitted import fitted_generations, fitted_max_requests, fitted_num_chips
-from ostrya.capacity.memory import Placement, fit, kv_bytes_per_token, require_fit, state_bytes
+from ostrya.capacity.memory import Placement, fit, kv_bytes_per_token, require_fit, state_bytes, window_bytes
 from ostrya.capacity.spec import ModelSpec, Phase
 from ostrya.capacity.speculation import draft_problems
 from ostrya.capacity.step import PEAK, StepTime
@@ -85,6 +85,7 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
         drafter_bytes=drafter_bytes(spec),
         kv_storage=spec.kv_storage.name,
         kv_bytes_per_token=kv_bytes_per_token(spec),
+        window_bytes_per_request=window_bytes(spec),
         state_storage=spec.state_storage.name,
         state_bytes_per_request=state_bytes(spec),
     )
@@ -118,6 +119,7 @@ def _fit(spec: ModelSpec, where: Slice, setup: Setup) -> FitFacts:
         context_tokens=setup.context_tokens,
         num_requests=setup.num_requests,
         num_draft_tokens=setup.num_draft_tokens,
+        chunk_tokens=setup.chunk_tokens,
         placement=setup.placement,
     )
     return FitFacts(
@@ -137,6 +139,7 @@ def _fit(spec: ModelSpec, where: Slice, setup: Setup) -> FitFacts:
                 where,
                 context_tokens=setup.context_tokens,
                 num_draft_tokens=setup.num_draft_tokens,
+                chunk_tokens=setup.chunk_tokens,
                 placement=placement,
             ).max_requests
             for placement in Placement

@@ -11,7 +11,7 @@ from math import inf
 
 from ostrya.capacity.chips import SLICES, Slice
 from ostrya.capacity.estimate import FACTORS
-from ostrya.capacity.memory import Placement, fit
+from ostrya.capacity.memory import CHUNK_TOKENS, Placement, fit
 from ostrya.capacity.published import Engine
 from ostrya.capacity.queueing import Goal, Replica, Term, burst_of, fewest
 from ostrya.capacity.serving import Serving, mean_context_tokens, prefill, serving
@@ -44,6 +44,7 @@ class Market:
     prices: Mapping[str, float] | None = None
     """Per chip-hour, by generation; generations without one are left out. None: fewest chips win."""
     placement: Placement = Placement.SPREAD
+    chunk_tokens: int = CHUNK_TOKENS
     drafting: Drafting = PLAIN
 
     @property
@@ -150,6 +151,8 @@ def check(spec: ModelSpec, goal: Goal, load: Load, market: Market) -> None:
     context, most = load.prompt_tokens + load.output_tokens, spec.max_context_tokens
     if context > most:
         problems.append(f"prompt and output are {context:,} tokens together; {spec.name}'s limit is {most:,}")
+    if load.output_tokens == 1 and goal.tpot_s < inf:
+        problems.append("an output of 1 token is the prompt's last step and has no tpot; leave tpot out")
     if problems:
         raise ConfigError(problems)
 
@@ -162,6 +165,7 @@ def _on(spec: ModelSpec, where: Slice, goal: Goal, load: Load, market: Market) -
         where,
         context_tokens=context_tokens,
         num_draft_tokens=market.drafting.num_draft_tokens,
+        chunk_tokens=market.chunk_tokens,
         placement=market.placement,
     )
     out = Refusal(
@@ -184,6 +188,7 @@ def _on(spec: ModelSpec, where: Slice, goal: Goal, load: Load, market: Market) -
             output_tokens=load.output_tokens,
             hit_ratio=load.hit_ratio,
             drafting=market.drafting,
+            chunk_tokens=market.chunk_tokens,
             efficiency=market.efficiency,
             placement=market.placement,
         )
@@ -225,6 +230,7 @@ def _bound_by(spec: ModelSpec, where: Slice, term: Term, load: Load, market: Mar
             where,
             load.prompt_tokens,
             cached_tokens=int(load.prompt_tokens * load.hit_ratio),
+            chunk_tokens=market.chunk_tokens,
             efficiency=market.efficiency,
             placement=market.placement,
         )

@@ -4,6 +4,7 @@ Built on step.py; the SLO search asks here.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 
 from ostrya.capacity.chips import Slice
@@ -13,10 +14,13 @@ from ostrya.capacity.speculation import PLAIN, Drafting, draft_steps
 from ostrya.capacity.step import PEAK, Efficiency, StepTime, Work, mixed_step_time, step_time
 from ostrya.errors import ConfigError
 
+_CHUNK_GROUPS = 16
+"""Of more chunks than these, neighbours are timed as one, at their mean context."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """A prompt computed in chunks, one step after another."""
+    """A prompt computed in equal chunks, one step after another."""
 
     num_tokens: int
     """Computed: the prompt less what a prefix hit covers."""
@@ -56,17 +60,14 @@ def prefill(
     """One prompt, alone on the slice. The last token is computed even if a prefix hit covers it, for its logits."""
     check_prompt(prompt_tokens, cached_tokens, chunk_tokens)
     start = min(cached_tokens, prompt_tokens - 1)
-    steps = tuple(
-        step_time(
-            spec,
-            where,
-            _chunk(done, min(chunk_tokens, prompt_tokens - done)),
-            efficiency=efficiency,
-            placement=placement,
-        )
-        for done in range(start, prompt_tokens, chunk_tokens)
-    )
-    return Prefill(num_tokens=prompt_tokens - start, steps=steps)
+    chunks = ceil((prompt_tokens - start) / chunk_tokens)
+    rows = (prompt_tokens - start) / chunks
+    groups = min(chunks, _CHUNK_GROUPS)
+    steps: list[StepTime] = []
+    for first, after in pairwise(chunks * group // groups for group in range(groups + 1)):
+        work = _chunk(start + rows * (first + after - 1) / 2, rows)
+        steps += [step_time(spec, where, work, efficiency=efficiency, placement=placement)] * (after - first)
+    return Prefill(num_tokens=prompt_tokens - start, steps=tuple(steps))
 
 
 def prefix_hit_saves_s(
@@ -136,11 +137,21 @@ def serving(
     plain_s = _round_s(spec, where, decode(num_requests), efficiency=efficiency, placement=placement)
     others = num_requests - 1
     # The request whose prompt it is does not decode yet.
-    mixed_s = (
-        _round_s(spec, where, decode(others), beside=chunk, efficiency=efficiency, placement=placement)
-        if min(others, at_most)
-        else step_time(spec, where, chunk, efficiency=efficiency, placement=placement).seconds
-    )
+    if min(others, at_most):
+        mixed_s = _round_s(spec, where, decode(others), beside=chunk, efficiency=efficiency, placement=placement)
+    else:
+        mixed_s = (
+            prefill(
+                spec,
+                where,
+                prompt_tokens,
+                cached_tokens=cached,
+                chunk_tokens=chunk_tokens,
+                efficiency=efficiency,
+                placement=placement,
+            ).seconds
+            / chunks
+        )
     mixed_share = min(1.0, others * chunks * length / output_tokens)
     tpot_s = (mixed_share * mixed_s + (1 - mixed_share) * plain_s) / length
     decode_s, prompt_s = (output_tokens - 1) * tpot_s, chunks * mixed_s

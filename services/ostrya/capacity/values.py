@@ -32,6 +32,14 @@ def unknown(what: str, name: str, names: Iterable[str]) -> str:
     return f"{what} {name[:64]!r} is not known" + (f" (nearest: {close[0]})" if close else "")
 
 
+def per_time(per_s: float) -> str:
+    """5.00/s, 10.0/h: in the unit that leaves at least 1."""
+    for scale, unit in ((1, "s"), (60, "min")):
+        if per_s * scale >= 1:
+            return f"{three(per_s * scale)}/{unit}"
+    return f"{three(per_s * 3600)}/h"
+
+
 def table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
     """Lines with every column as wide as its widest cell, to the right but for `left`. Short rows are filled up."""
     width = max(map(len, rows))

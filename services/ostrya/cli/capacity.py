@@ -34,6 +34,7 @@ def capacity(
     context: Annotated[Text, typer.Option("--context", help="Tokens in each request's cache. Otherwise 8192.")] = None,
     batch: Annotated[Text, typer.Option("--batch", help="Requests that decode together. Otherwise 1.")] = None,
     prompt: Annotated[Text, typer.Option("--prompt", help="Tokens, for the first token. Otherwise 8192.")] = None,
+    chunk: Annotated[Text, typer.Option("--chunk", help="Of a prompt in one step, in tokens. Otherwise 2048.")] = None,
     dtype: Annotated[Text, typer.Option("--dtype", help="Narrow the weights to bf16, fp8, int8, mxfp4, …")] = None,
     kv_dtype: Annotated[Text, typer.Option("--kv-dtype", help="Keep keys and values as bf16, fp8, …")] = None,
     engine: Annotated[Text, typer.Option("--engine", help="Of the estimate: serving (the default) or fused.")] = None,
@@ -70,6 +71,7 @@ def capacity(
         "--context": context,
         "--batch": batch,
         "--prompt": prompt,
+        "--chunk": chunk,
         "--dtype": dtype,
         "--kv-dtype": kv_dtype,
         "--engine": engine,
@@ -94,7 +96,7 @@ def capacity(
 
 
 _MODEL = frozenset({"--model", "--config", "--dtype", "--kv-dtype"})
-_JUDGED = _MODEL | {"--engine", "--placement", "--prompt"}
+_JUDGED = _MODEL | {"--engine", "--placement", "--prompt", "--chunk"}
 _DRAFTED = frozenset({"--speculate", "--acceptance", "--acceptance-length"})
 _GOES_WITH = {
     "--list": frozenset[str](),
@@ -247,7 +249,7 @@ def _storage(option: str, given: dict[str, str]) -> "Storage":
 
 def _setup(spec: "ModelSpec", given: dict[str, str]) -> "Setup":
     from ostrya.capacity.facts import Setup
-    from ostrya.capacity.memory import MAX_DRAFT_TOKENS, MAX_REQUESTS, Placement
+    from ostrya.capacity.memory import CHUNK_TOKENS, MAX_DRAFT_TOKENS, MAX_REQUESTS, Placement
     from ostrya.capacity.published import Engine
     from ostrya.cli.capacity_input import choice, length, rates, whole
 
@@ -267,6 +269,7 @@ def _setup(spec: "ModelSpec", given: dict[str, str]) -> "Setup":
         prompt_tokens=whole("--prompt", given.get("--prompt", usual_prompt)),
         engine=choice("--engine", given.get("--engine", Engine.SERVING.value), Engine),
         placement=choice("--placement", given.get("--placement", Placement.SPREAD.value), Placement),
+        chunk_tokens=whole("--chunk", given.get("--chunk", str(CHUNK_TOKENS))),
         num_draft_tokens=num_draft_tokens,
         acceptance_rates=by_position,
         acceptance_length=length("--acceptance-length", given["--acceptance-length"])
@@ -293,11 +296,16 @@ def _wanted(spec: "ModelSpec", given: dict[str, str]) -> "tuple[Goal, Load, Mark
         output_tokens=whole("--output", given.get("--output", str(_DEFAULT_OUTPUT_TOKENS))),
         hit_ratio=ratio("--hit-ratio", given.get("--hit-ratio", "0")),
     )
+    slices = (find_slice(given["--slice"]),) if "--slice" in given else SLICES
+    by_generation = prices("--price", given["--price"], tuple(CHIPS)) if "--price" in given else None
+    if by_generation and not any(where.chip.name in by_generation for where in slices):
+        raise ConfigError([f"--price has none for --slice {slices[0].name}; add {slices[0].chip.name}=…"])
     market = Market(
         engine=setup.engine,
-        slices=(find_slice(given["--slice"]),) if "--slice" in given else SLICES,
-        prices=prices("--price", given["--price"], tuple(CHIPS)) if "--price" in given else None,
+        slices=slices,
+        prices=by_generation,
         placement=setup.placement,
+        chunk_tokens=setup.chunk_tokens,
         drafting=Drafting(num_draft_tokens=setup.num_draft_tokens, acceptance_length=setup.length or 1.0),
     )
     return goal, load, market

@@ -13,8 +13,11 @@ E = TypeVar("E", bound=Enum)
 MAX_TOKENS = 10**9
 """More than any model's context; beyond is a typing error."""
 MAX_RATE_PER_S = 1e6
+MIN_RATE_PER_S = 1 / 3600
 MAX_PRICE = 1e6
+MIN_PRICE = 1e-3
 MAX_SECONDS = 3600.0
+MIN_SECONDS = 1e-6
 _TIME = re.compile(r"([0-9.eE+-]+) ?(us|µs|ms|s)", re.ASCII)
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATE = re.compile(r"([0-9.eE+-]+)(?:/(s|min|h))?", re.ASCII)
@@ -72,8 +75,8 @@ def objective(option: str, text: str) -> dict[str, float]:
         if name in found:
             raise ConfigError([f"{option} names {name} twice; once is enough"])
         seconds = number * _SECONDS[match[2]]
-        if not 0 < seconds <= MAX_SECONDS:
-            raise ConfigError([f"{option} has {_short(word)}; {name} must be above 0 and at most {MAX_SECONDS:g}s"])
+        if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+            raise ConfigError([f"{option} has {_short(word)}; {name} must be from 1us to {MAX_SECONDS:g}s"])
         found[name] = seconds
     return found
 
@@ -85,8 +88,8 @@ def rate_per_s(option: str, text: str) -> float:
     if match is None or number is None:
         raise ConfigError([f"{option} is {_short(text)}; it must be like 5/s, 300/min or 1000/h"])
     per_s = number / _PER_SECOND[match[2] or "s"]
-    if not 0 < per_s <= MAX_RATE_PER_S:
-        raise ConfigError([f"{option} is {_short(text)}; it must be above 0 and at most {MAX_RATE_PER_S:,.0f}/s"])
+    if not MIN_RATE_PER_S <= per_s <= MAX_RATE_PER_S:
+        raise ConfigError([f"{option} is {_short(text)}; it must be from 1/h to {MAX_RATE_PER_S:,.0f}/s"])
     return per_s
 
 
@@ -101,8 +104,8 @@ def prices(option: str, text: str, generations: tuple[str, ...]) -> dict[str, fl
             raise ConfigError([f"{option} has {_short(word)}; it must be like v6e=1.2,tpu7x=5, of {known}"])
         if name in found:
             raise ConfigError([f"{option} names {name} twice; once is enough"])
-        if not 0 < price <= MAX_PRICE:
-            raise ConfigError([f"{option} has {_short(word)}; a price must be above 0 and at most {MAX_PRICE:,.0f}"])
+        if not MIN_PRICE <= price <= MAX_PRICE:
+            raise ConfigError([f"{option} has {_short(word)}; a price must be from {MIN_PRICE:g} to {MAX_PRICE:,.0f}"])
         found[name] = price
     return found
 

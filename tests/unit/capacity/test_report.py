@@ -18,6 +18,7 @@ from ostrya.capacity.render import as_text
 from ostrya.capacity.render_check import check_text
 from ostrya.capacity.render_search import comparison_text
 from ostrya.capacity.report import batch_ladder, report
+from ostrya.capacity.serving import prefill
 from ostrya.capacity.spec import FP8, with_weights
 from ostrya.capacity.values import count, duration, size, table
 from ostrya.errors import ConfigError
@@ -142,11 +143,11 @@ BOTH = ("limit", "estimate")
 DECODING = ("tpot_s", "tokens_per_s", "tokens_per_s_per_user", "tokens_per_s_per_chip")
 KEYS = {
     *(f"setup.{key}" for key in ("context_tokens", "num_requests", "prompt_tokens", "engine", "placement")),
-    *(f"setup.{key}" for key in ("num_draft_tokens", "acceptance_rates[]", "acceptance_length")),
+    *(f"setup.{key}" for key in ("chunk_tokens", "num_draft_tokens", "acceptance_rates[]", "acceptance_length")),
     *(f"model.{key}" for key in ("name", "num_layers", "max_context_tokens", "num_params")),
     *(f"model.{key}" for key in ("num_params_active_decode", "num_params_active_prefill", "weights_bytes", "drafter")),
     *(f"model.{key}" for key in ("drafter_bytes", "kv_storage", "kv_bytes_per_token", "state_storage")),
-    *("model.state_bytes_per_request", "model.num_params_active_with_embedding"),
+    *("model.window_bytes_per_request", "model.state_bytes_per_request", "model.num_params_active_with_embedding"),
     *(f"model.parts[].{key}" for key in ("part", "num_params", "num_params_active", "storage", "num_bytes")),
     *(f"slice.{key}" for key in ("name", "generation", "topology", "machine_type", "num_chips", "num_hosts")),
     *(f"slice.{key}" for key in ("hbm_bytes", "hbm_bytes_per_s", "peak_flops_per_s.bf16", "peak_flops_per_s.fp8")),
@@ -186,7 +187,8 @@ def test_the_text_says_the_facts(k3: Report) -> None:
         "13.8 KB per token (fp8) and 434 MB of recurrent state (fp32)",
         "Largest batch at 8,192 tokens, by placement of the cache:",
         f"data-parallel attention)  {k3.fit.max_requests:,}",
-        f"in chunks of 2,048: limit bound by {k3.prompt.limit_bound_by}; estimate by {k3.prompt.bound_by}.",
+        f"limit, in one step, bound by {k3.prompt.limit_bound_by};",
+        f"estimate, in chunks of 2,048, by {k3.prompt.bound_by}.",
         "WHAT BOUNDS A STEP",
         "SPECULATION  7 tokens drafted by DSpark",
         "tokens/s at length 4.61",
@@ -292,3 +294,31 @@ def test_values_are_short_and_have_units() -> None:
     assert (duration(1.163e-3), duration(2.0), duration(12.34e-6)) == ("1.16 ms", "2.00 s", "12.3 µs")
     assert table([("a", "bb"), ("ccc", "d")]) == ["  a    bb", "  ccc   d"]
     assert Both(limit=1, estimate=2).limit == 1
+
+
+def test_the_limit_of_a_prompt_is_one_step_however_an_engine_cuts_it() -> None:
+    spec, where = find_model("kimi-k3"), find_slice("tpu7x-16")
+    small, large = (report(spec, where, replace(SETUP, chunk_tokens=tokens)) for tokens in (512, 8192))
+    assert small.prompt.ttft_s.limit == large.prompt.ttft_s.limit
+    assert small.prompt.ttft_s.estimate > large.prompt.ttft_s.estimate
+    for chunk_tokens in (512, 2048, 4096, 8192):
+        assert prefill(spec, where, 8192, chunk_tokens=chunk_tokens).seconds >= small.prompt.ttft_s.limit
+    saved = {hit.hit_tokens: hit.saves_s.limit for hit in small.prefix_hits}
+    warm = prefill(spec, where, 8192, cached_tokens=4096, chunk_tokens=8192)
+    assert saved[4096] == small.prompt.ttft_s.limit - warm.seconds
+
+
+def test_what_windows_hold_is_told_apart_from_what_grows() -> None:
+    where = find_slice("tpu7x-4")
+    setup = replace(SETUP, num_requests=1)
+    gpt = as_text(report(find_model("gpt-oss-120b"), where, setup))
+    # 18 of 36 layers keep everything, 18 a window of 128; keys and values of 8 heads of 64 in bf16.
+    assert "A request keeps 36.9 KB per token beyond its windows, which hold 4.72 MB (bf16)." in gpt
+    assert "A request keeps 131 KB per token (bf16)." in as_text(report(find_model("llama-3.1-8b"), where, setup))
+
+
+def test_a_comparison_says_where_its_estimates_are_from() -> None:
+    spec = find_model("llama-3.1-8b")
+    text = comparison_text(spec.name, SETUP, compare(spec, SETUP))
+    assert "Estimate: serving, fitted on 4 chips of tpu7x, to batch 256; elsewhere carried over." in text
+    assert "0.00" not in text

@@ -1,5 +1,7 @@
 """The search against a scan of every count, and what must never get cheaper or smaller."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, inf, log, sqrt
 from time import process_time
@@ -10,11 +12,13 @@ from hypothesis import strategies as st
 
 from ostrya.capacity.chips import find_slice
 from ostrya.capacity.estimate import FACTORS
+from ostrya.capacity.facts import Setup
 from ostrya.capacity.memory import fit
 from ostrya.capacity.models import find_model
 from ostrya.capacity.published import Engine
 from ostrya.capacity.queueing import Goal, Term, burst_of, late_wait_s
 from ostrya.capacity.remedies import nearest, remedies
+from ostrya.capacity.report import report
 from ostrya.capacity.search import Load, Market, search
 from ostrya.capacity.serving import Serving, serving
 from ostrya.capacity.spec import ModelSpec
@@ -121,7 +125,7 @@ LOADS = st.builds(
     Load,
     requests_per_s=st.floats(0.1, 200.0),
     prompt_tokens=st.integers(1, 20_000),
-    output_tokens=st.integers(1, 2000),
+    output_tokens=st.integers(2, 2000),
     hit_ratio=st.floats(0.0, 1.0),
 )
 
@@ -273,3 +277,71 @@ def test_a_search_that_drafts_already_is_not_told_to() -> None:
 def test_drafting_that_makes_no_sense_is_refused(drafting: Drafting) -> None:
     with pytest.raises(ConfigError, match=r"at most 7|from 1 to 4"):
         search(find_model("kimi-k3"), USUAL, CHAT, replace(MARKET, drafting=drafting))
+
+
+@pytest.mark.parametrize(("name", "slice_name"), [("kimi-k3", "tpu7x-16"), ("llama-3.1-70b", "tpu7x-4")])
+@pytest.mark.parametrize("prompt_tokens", [100, 2100, 8192, 50_000])
+def test_a_request_alone_takes_what_the_report_says(name: str, slice_name: str, prompt_tokens: int) -> None:
+    spec, where = find_model(name), find_slice(slice_name)
+    setup = Setup(context_tokens=0, num_requests=1, prompt_tokens=prompt_tokens, engine=Engine.SERVING)
+    alone_s = report(spec, where, setup).prompt.ttft_s.estimate
+    load = Load(requests_per_s=0.001, prompt_tokens=prompt_tokens, output_tokens=100)
+    for factor, offers in ((1.001, 1), (0.999, 0)):
+        assert len(search(spec, Goal(ttft_s=alone_s * factor), load, on(slice_name)).offers) == offers
+
+
+def follow(told: Sequence[str], pattern: str) -> float | None:
+    """The number that a remedy names."""
+    found = [float(match[1].replace(",", "")) for one in told if (match := re.match(pattern, one))]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+REFUSED = [
+    ("qwen3.8-27b", "v5e-4", Goal(tpot_s=0.05), Load(requests_per_s=0.1, prompt_tokens=100, output_tokens=50)),
+    ("llama-3.1-8b", "v6e-1", Goal(tpot_s=0.05), Load(requests_per_s=5, prompt_tokens=120_000, output_tokens=1000)),
+    ("kimi-k3", "tpu7x-16", Goal(tpot_s=0.02), Load(requests_per_s=1, prompt_tokens=8000, output_tokens=99)),
+    ("kimi-k3", "tpu7x-16", Goal(ttft_s=7.0), Load(requests_per_s=0.01, prompt_tokens=200_000, output_tokens=99)),
+    ("qwen3.8-27b", "tpu7x-1", Goal(ttft_s=0.5), Load(requests_per_s=1, prompt_tokens=16_000, output_tokens=99)),
+]
+
+
+@pytest.mark.parametrize(("name", "slice_name", "goal", "load"), REFUSED)
+def test_remedies_on_the_nearest_slice_do_help_and_less_would_not(
+    name: str, slice_name: str, goal: Goal, load: Load
+) -> None:
+    spec, market = find_model(name), on(slice_name)
+    answer = search(spec, goal, load, market)
+    assert not answer.offers
+    told = remedies(spec, goal, load, market, answer)
+    assert told
+
+    def does(load: Load = load, market: Market = market) -> bool:
+        return bool(search(spec, goal, load, market).offers)
+
+    if longest := follow(told, r"prompts of at most ([\d,]+) tokens"):
+        assert does(replace(load, prompt_tokens=int(longest)))
+        assert not does(replace(load, prompt_tokens=int(longest) + 1))
+    if hits := follow(told, r"a hit ratio of ([\d.]+) or more"):
+        assert does(replace(load, hit_ratio=hits))
+        assert not does(replace(load, hit_ratio=hits - 0.01))
+    if chunk := follow(told, r"prompts in chunks of ([\d,]+) tokens"):
+        assert does(market=replace(market, chunk_tokens=int(chunk)))
+    if length := follow(told, r"speculation: .* length of ([\d.]+) or more"):
+        assert spec.drafter
+        most = spec.drafter.max_draft_tokens
+        assert does(market=replace(market, drafting=Drafting(num_draft_tokens=most, acceptance_length=length)))
+        if length > 1:
+            less = Drafting(num_draft_tokens=most, acceptance_length=length - 0.1)
+            assert not does(market=replace(market, drafting=less))
+
+
+def test_every_kind_of_remedy_is_told_of_some_load() -> None:
+    told = [
+        one
+        for name, slice_name, goal, load in REFUSED
+        for spec, market in [(find_model(name), on(slice_name))]
+        for one in remedies(spec, goal, load, market, search(spec, goal, load, market))
+    ]
+    kinds = ("another", "weights in", "one fused", "prompts of", "a hit", "prompts in", "speculation", "an objective")
+    assert {kind for kind in kinds if any(one.startswith(kind) for one in told)} == set(kinds)

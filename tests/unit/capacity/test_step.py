@@ -194,7 +194,7 @@ def test_absurd_work_is_refused(requests: int, rows: float, context: float, mess
 
 
 def test_a_context_beyond_the_models_is_refused() -> None:
-    with pytest.raises(ConfigError, match="context is 50001 tokens; the limit of qwen3-8b is 40960"):
+    with pytest.raises(ConfigError, match=r"context is 50,000 tokens and 1 of the step; .* is 40,960"):
         step_time(find_model("qwen3-8b"), find_slice("v6e-4"), Work(num_requests=1, context_tokens=50_000))
 
 
@@ -258,7 +258,7 @@ def test_a_request_alone_decodes_undisturbed_by_its_own_prompt(name: str, effici
     # Chunks of equal size at their mean context, against each at its own.
     prompt = prefill(spec, where, 8192, efficiency=efficiency)
     assert len(prompt.steps) == 8192 // CHUNK_TOKENS
-    assert load.ttft_s == pytest.approx(prompt.seconds, rel=0.01)
+    assert load.ttft_s == pytest.approx(prompt.seconds)
     assert load.wait_s == pytest.approx(0, abs=1e-9)
 
 

@@ -32,7 +32,7 @@ def test_a_report_goes_to_stdout_and_nothing_else_does() -> None:
 
 def test_options_reach_the_report() -> None:
     words = ("--context", "16,384", "--batch", "4", "--prompt", "1000", "--dtype", "fp8", "--engine", "fused")
-    more = ("--kv-dtype", "bf16", "--placement", "tensor-parallel", "--acceptance", "0.8,0.5")
+    more = ("--kv-dtype", "bf16", "--placement", "tensor-parallel", "--chunk", "4096", "--acceptance", "0.8,0.5")
     found = document(*K3_16, *words, *more)
     assert found["setup"] == {
         "context_tokens": 16384,
@@ -40,6 +40,7 @@ def test_options_reach_the_report() -> None:
         "prompt_tokens": 1000,
         "engine": "fused",
         "placement": "tensor-parallel",
+        "chunk_tokens": 4096,
         "num_draft_tokens": 2,
         "acceptance_rates": [0.8, 0.5],
         "acceptance_length": None,
@@ -194,6 +195,11 @@ BAD = [
     (("--list", *K3), "--model does not go with --list"),
     ((*SLO, "--compare"), "exclude each other"),
     ((*SLO, "--batch", "4"), "--batch does not go with --slo"),
+    ((*SLO, "--slice", "v6e-8", "--price", "tpu7x=3"), "--price has none for --slice v6e-8; add v6e="),
+    ((*SLO, "--output", "1"), "an output of 1 token is the prompt's last step and has no tpot"),
+    ((*SLO, "--rate", "1e-9"), "from 1/h to"),
+    ((*K3, "--slo", "tpot=1e-320s", "--rate", "5"), "from 1us to 3600s"),
+    ((*K3_16, "--chunk", "0"), "--chunk is '0'; it must be a whole number from 1 to"),
     ((*SLO, "--speculate", "4"), "--speculate with --slo needs --acceptance or --acceptance-length"),
     ((*SLO, "--speculate", "9", "--acceptance-length", "2"), "DSpark drafts at most 7"),
     ((*SLO, "--speculate", "4", "--acceptance-length", "6"), "from 1 to 5"),
@@ -203,17 +209,17 @@ BAD = [
     ((*K3, "--slo", "latency=1s", "--rate", "5"), "ttft=1s,tpot=20ms"),
     ((*K3, "--slo", "", "--rate", "5"), "ttft=1s,tpot=20ms"),
     ((*K3, "--slo", "ttft=1s,ttft=2s", "--rate", "5"), "twice"),
-    ((*K3, "--slo", "tpot=-5ms", "--rate", "5"), "above 0"),
+    ((*K3, "--slo", "tpot=-5ms", "--rate", "5"), "from 1us to 3600s"),
     ((*K3, "--slo", "tpot=1e999s", "--rate", "5"), "ttft=1s,tpot=20ms"),
     ((*K3, "--slo", "tpot=2h", "--rate", "5"), "units s, ms, us"),
-    ((*SLO[:-1], "0"), "above 0"),
+    ((*SLO[:-1], "0"), "from 1/h to"),
     ((*SLO[:-1], "five/s"), "5/s, 300/min"),
-    ((*SLO[:-1], "1e12/s"), "at most"),
+    ((*SLO[:-1], "1e12/s"), "to 1,000,000/s"),
     ((*SLO, "--hit-ratio", "1.5"), "0 to 1"),
     ((*SLO, "--output", "0"), "--output is '0'"),
     ((*SLO, "--prompt", "1048576", "--output", "2"), "limit is 1,048,576"),
     ((*SLO, "--price", "v9=3"), "v5e, v5p, v6e, tpu7x"),
-    ((*SLO, "--price", "v6e=0"), "above 0"),
+    ((*SLO, "--price", "v6e=0"), "from 0.001 to"),
     ((*SLO, "--price", "1.2"), "v6e=1.2,tpu7x=5"),
     ((*SLO, "--price", "v6e=1,v6e=2"), "twice"),
     (("--config", "/no/such/config.json", "--slice", "v6e-8"), "not a file"),
