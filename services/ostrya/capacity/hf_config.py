@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ostrya.capacity.hf_fields import Fields
+from ostrya.capacity.hf_fields import Fields, shown
 from ostrya.capacity.hf_kinds import KINDS, READY_ONLY
 from ostrya.capacity.spec import ModelSpec
 from ostrya.errors import ConfigError
@@ -25,11 +25,23 @@ def read_spec(path: Path) -> ModelSpec:
         raw = path.read_bytes()
     except OSError as error:
         raise ConfigError([f"{path} cannot be read: {error.strerror or error}"]) from error
+    return spec_of(_decoded(raw, where=str(path)), name=path.parent.name or path.stem, where=str(path))
+
+
+def _decoded(raw: bytes, *, where: str) -> dict[str, object]:
+    # Field by field, so that a number that does not fit is named by the field it is in.
+    field = ""
+    config: dict[str, object] = {}
     try:
-        config = msgspec.json.decode(raw, type=dict[str, object])
+        for name, value in msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).items():
+            field = f"{name[:64]!r}: "
+            config[name] = msgspec.json.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path} is not a whole JSON object: {error}"]) from error
-    return spec_of(config, name=path.parent.name or path.stem, where=str(path))
+        problem = str(error).partition(" - at `")[0]
+        raise ConfigError([f"{where} is not a whole JSON object: {field}{problem}"]) from error
+    except RecursionError as error:
+        raise ConfigError([f"{where}: {field}nested too deeply for a config.json"]) from error
+    return config
 
 
 def spec_of(config: dict[str, object], *, name: str, where: str) -> ModelSpec:
@@ -39,9 +51,8 @@ def spec_of(config: dict[str, object], *, name: str, where: str) -> ModelSpec:
     if isinstance(kind, str) and kind in READY_ONLY:
         raise ConfigError([f"{where} is of kind {kind!r}, which no file expresses; use --model {READY_ONLY[kind]}"])
     if reader is None:
-        found = "has no model_type" if kind is None else f"is of kind {str(kind)[:64]!r}, which is not known"
+        found = "has no model_type" if kind is None else f"is of kind {shown(kind)}, which is not known"
         raise ConfigError([f"{where} {found}; known kinds: {', '.join(sorted(KINDS))}"])
+    outer = Fields(config, outer=config, where=where)
     # Models with a vision tower keep the language model's fields apart.
-    text = config.get("text_config")
-    fields = Fields(text if isinstance(text, dict) else config, outer=config, where=where)
-    return reader(fields, name)
+    return reader(outer.part("text_config") if outer.has("text_config") else outer, name)

@@ -8,50 +8,15 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ostrya.capacity import hf_latent
+from ostrya.capacity.hf_checks import require_sensible
 from ostrya.capacity.hf_fields import Fields
-from ostrya.capacity.layers import DenseFfn, Ffn, MoeFfn, Part
+from ostrya.capacity.hf_storage import stored
+from ostrya.capacity.layers import DenseFfn, Ffn, MoeFfn
 from ostrya.capacity.mixers import GatedDeltaNet, GroupedAttention
 from ostrya.capacity.models.dense import gemma_3, llama_like
 from ostrya.capacity.models.qwen import FULL_ATTENTION_INTERVAL, qwen3_hybrid, qwen3_moe
 from ostrya.capacity.models.sparse import gpt_oss
-from ostrya.capacity.spec import BF16, ModelSpec, with_weights
-
-_EXPERTS_ONLY_BITS = 8
-"""Checkpoints of models with experts that are narrower quantize the routed experts and keep the rest."""
-
-
-def _stored(spec: ModelSpec, fields: Fields) -> ModelSpec:
-    storage = fields.storage()
-    if storage is None:
-        wide = fields.dtype()
-        parts = {part: wide if kept == BF16 else kept for part, kept in spec.storage_by_part.items()}
-        return replace(spec, storage=wide, storage_by_part=MappingProxyType(parts))
-    if spec.is_moe and storage.bits < _EXPERTS_ONLY_BITS:
-        return replace(spec, storage_by_part=MappingProxyType({Part.ROUTED_EXPERTS: storage}))
-    # Embedding and head stay as they are in every released checkpoint seen.
-    kept = {part: spec.storage_of(part) for part in (Part.EMBEDDING, Part.HEAD)}
-    narrowed = with_weights(spec, storage)
-    return replace(narrowed, storage_by_part=MappingProxyType({**narrowed.storage_by_part, **kept}))
-
-
-def _require_sensible(spec: ModelSpec, fields: Fields) -> None:
-    """ConfigError for numbers that contradict each other."""
-    for layer in spec.layers:
-        if isinstance(layer.ffn, MoeFfn) and layer.ffn.top_k > layer.ffn.num_experts:
-            raise fields.refuse(f"{layer.ffn.top_k} experts per token are more than the {layer.ffn.num_experts} it has")
-        mixer = layer.mixer
-        if isinstance(mixer, GroupedAttention) and mixer.num_heads % mixer.num_kv_heads:
-            raise fields.refuse(
-                f"num_key_value_heads is {mixer.num_kv_heads}; it must divide the {mixer.num_heads} attention heads"
-            )
-    full = (fields.kinds("layer_types") or ()).count("full_attention")
-    built = sum(
-        layer.count
-        for layer in spec.layers
-        if isinstance(layer.mixer, GroupedAttention) and layer.mixer.window_tokens is None
-    )
-    if full and full != built:
-        raise fields.refuse(f"layer_types has {full} layers of full attention; this kind's reader would make {built}")
+from ostrya.capacity.spec import ModelSpec
 
 
 def _grouped(fields: Fields, **extras: bool) -> GroupedAttention:
@@ -71,8 +36,10 @@ def _llama(fields: Fields, name: str) -> ModelSpec:
 
 
 def _mistral(fields: Fields, name: str) -> ModelSpec:
-    window = fields.size("sliding_window") if fields.has("sliding_window") else None
-    return _dense(fields, name, replace(_grouped(fields), window_tokens=window))
+    window = fields.count("sliding_window")
+    # Ministral's file names a window as long as its context, which hides nothing.
+    hides = 0 < window < fields.size("max_position_embeddings")
+    return _dense(fields, name, replace(_grouped(fields), window_tokens=window if hides else None))
 
 
 def _qwen2(fields: Fields, name: str) -> ModelSpec:
@@ -95,14 +62,14 @@ def _require_full_attention(fields: Fields) -> None:
 def _require_experts_everywhere(fields: Fields) -> None:
     if fields.size("decoder_sparse_step", default=1) != 1:
         raise fields.refuse("decoder_sparse_step is not 1, which this kind's reader cannot express")
-    if fields.has("mlp_only_layers") and fields.sizes("mlp_only_layers"):
+    if fields.entries("mlp_only_layers"):
         raise fields.refuse("mlp_only_layers is not empty, which this kind's reader cannot express")
 
 
 def _dense(fields: Fields, name: str, attention: GroupedAttention) -> ModelSpec:
     return llama_like(
         name=name,
-        num_layers=fields.size("num_hidden_layers"),
+        num_layers=fields.num_layers(),
         hidden=fields.size("hidden_size"),
         inner=fields.size("intermediate_size"),
         attention=attention,
@@ -116,7 +83,7 @@ def _qwen3_moe(fields: Fields, name: str) -> ModelSpec:
     _require_full_attention(fields)
     return qwen3_moe(
         name=name,
-        num_layers=fields.size("num_hidden_layers"),
+        num_layers=fields.num_layers(),
         hidden=fields.size("hidden_size"),
         attention=_grouped(fields, qk_norm=True),
         ffn=_qwen_experts(fields),
@@ -148,7 +115,7 @@ def _qwen3_hybrid(fields: Fields, name: str) -> ModelSpec:
     )
     return qwen3_hybrid(
         name=name,
-        num_layers=fields.size("num_hidden_layers"),
+        num_layers=fields.num_layers(),
         hidden=fields.size("hidden_size"),
         attention=_grouped(fields, output_gate=True, qk_norm=True),
         delta_net=GatedDeltaNet(
@@ -169,7 +136,7 @@ def _qwen3_hybrid(fields: Fields, name: str) -> ModelSpec:
 def _gemma_3(fields: Fields, name: str) -> ModelSpec:
     return gemma_3(
         name=name,
-        num_layers=fields.size("num_hidden_layers"),
+        num_layers=fields.num_layers(),
         hidden=fields.size("hidden_size"),
         inner=fields.size("intermediate_size"),
         # Files of the larger ones leave out what equals the defaults of transformers' Gemma3TextConfig.
@@ -181,6 +148,7 @@ def _gemma_3(fields: Fields, name: str) -> ModelSpec:
         interval=fields.size("sliding_window_pattern", "_sliding_window_pattern", default=6),
         vocab_size=fields.size("vocab_size", default=262208),
         max_context_tokens=fields.size("max_position_embeddings", default=131072),
+        tied_embeddings=fields.flag("tie_word_embeddings", default=True),
     )
 
 
@@ -188,7 +156,7 @@ def _gpt_oss(fields: Fields, name: str) -> ModelSpec:
     fields.built_in("attention_bias", "experts_per_token")
     return gpt_oss(
         name=name,
-        num_layers=fields.size("num_hidden_layers"),
+        num_layers=fields.num_layers(),
         hidden=fields.size("hidden_size"),
         num_heads=fields.size("num_attention_heads"),
         num_kv_heads=fields.size("num_key_value_heads"),
@@ -202,24 +170,25 @@ def _gpt_oss(fields: Fields, name: str) -> ModelSpec:
         ),
         vocab_size=fields.size("vocab_size"),
         max_context_tokens=fields.size("max_position_embeddings"),
+        tied_embeddings=fields.flag("tie_word_embeddings"),
     )
 
 
 Reader = Callable[[Fields, str], ModelSpec]
 
 
-def _with_storage(reader: Reader) -> Reader:
-    return lambda fields, name: _stored(_checked(reader)(fields, name), fields)
-
-
 def _checked(reader: Reader) -> Reader:
     def read(fields: Fields, name: str) -> ModelSpec:
         spec = reader(fields, name)
-        _require_sensible(spec, fields)
+        require_sensible(spec, fields)
         fields.require_all_read()
         return spec
 
     return read
+
+
+def _with_storage(reader: Reader) -> Reader:
+    return lambda fields, name: stored(_checked(reader)(fields, name), fields)
 
 
 KINDS: Mapping[str, Reader] = MappingProxyType(

@@ -1,12 +1,13 @@
 """Kinds of config.json whose attention keeps a latent or compressed entries: DeepSeek's and Moonshot's."""
 
 from ostrya.capacity.hf_fields import Fields
+from ostrya.capacity.hf_quantization import read_quantization
 from ostrya.capacity.layers import DenseFfn, MoeFfn
 from ostrya.capacity.mixers import CompressedAttention, Indexer, KimiDeltaAttention, LatentAttention
 from ostrya.capacity.models.deepseek import deepseek_v4
 from ostrya.capacity.models.families import stacked
 from ostrya.capacity.models.kimi import deepseek_v3_like
-from ostrya.capacity.spec import ModelSpec
+from ostrya.capacity.spec import FP8, ModelSpec
 
 
 def _latent(fields: Fields) -> LatentAttention:
@@ -28,10 +29,11 @@ def _require_layer_each(fields: Fields) -> None:
 
 def deepseek_v3(fields: Fields, name: str) -> ModelSpec:
     _require_layer_each(fields)
+    num_layers = fields.num_layers()
     return deepseek_v3_like(
         name=name,
-        num_layers=fields.size("num_hidden_layers"),
-        num_dense_layers=fields.count("first_k_dense_replace"),
+        num_layers=num_layers,
+        num_dense_layers=fields.count("first_k_dense_replace", highest=num_layers),
         hidden=fields.size("hidden_size"),
         dense_inner=fields.size("intermediate_size"),
         attention=_latent(fields),
@@ -43,6 +45,7 @@ def deepseek_v3(fields: Fields, name: str) -> ModelSpec:
         ),
         vocab_size=fields.size("vocab_size"),
         max_context_tokens=fields.size("max_position_embeddings"),
+        tied_embeddings=fields.flag("tie_word_embeddings"),
     )
 
 
@@ -70,11 +73,11 @@ def kimi_linear(fields: Fields, name: str) -> ModelSpec:
         inner=fields.size("moe_intermediate_size"),
         num_shared=fields.count("num_shared_experts"),
     )
-    full, num_dense = frozenset(linear.sizes("full_attn_layers")), fields.count("first_k_dense_replace")
-    linear.built_in("kda_layers")
+    num_layers = fields.num_layers()
+    full, num_dense = _full_layers(linear, num_layers), fields.count("first_k_dense_replace", highest=num_layers)
     pattern = [
         (attention if layer in full else kda, dense if layer <= num_dense else experts)
-        for layer in range(1, fields.size("num_hidden_layers") + 1)
+        for layer in range(1, num_layers + 1)
     ]
     return ModelSpec(
         name=name,
@@ -87,10 +90,26 @@ def kimi_linear(fields: Fields, name: str) -> ModelSpec:
     )
 
 
+def _full_layers(linear: Fields, num_layers: int) -> frozenset[int]:
+    """Which layers, from 1, are not KDA."""
+    full = frozenset(linear.sizes("full_attn_layers", lowest=1, highest=num_layers))
+    if not full:
+        raise linear.refuse("full_attn_layers is empty; this kind's reader needs one layer of full attention at least")
+    if linear.has("kda_layers"):
+        kda = linear.sizes("kda_layers", lowest=1, highest=num_layers)
+        wrong = full.symmetric_difference(range(1, num_layers + 1)).symmetric_difference(kda)
+        if wrong:
+            raise linear.refuse(f"layer {min(wrong)} is in both of full_attn_layers and kda_layers, or in none")
+    return full
+
+
 def deepseek_v4_kind(fields: Fields, name: str) -> ModelSpec:
     # A part of head_dim.
     fields.built_in("qk_rope_head_dim")
-    num_layers, ratios = fields.size("num_hidden_layers"), fields.sizes("compress_ratios")
+    num_layers, ratios = fields.num_layers(), fields.sizes("compress_ratios")
+    quantization = read_quantization(fields)
+    if quantization is not None and quantization.storage is not FP8:
+        raise fields.refuse(f"quantization to {quantization.storage.name}, which this kind's reader cannot express")
     # Released lists go on for the drafter's layers.
     if len(ratios) < num_layers:
         raise fields.refuse(f"compress_ratios has {len(ratios)} entries for {num_layers} layers")
@@ -98,7 +117,7 @@ def deepseek_v4_kind(fields: Fields, name: str) -> ModelSpec:
         name=name,
         hidden=fields.size("hidden_size"),
         ratios=ratios[:num_layers],
-        num_hash_layers=fields.count("num_hash_layers"),
+        num_hash_layers=fields.count("num_hash_layers", highest=num_layers),
         window=CompressedAttention(
             num_heads=fields.size("num_attention_heads"),
             head_dim=fields.size("head_dim"),
@@ -120,4 +139,5 @@ def deepseek_v4_kind(fields: Fields, name: str) -> ModelSpec:
         ),
         vocab_size=fields.size("vocab_size"),
         max_context_tokens=fields.size("max_position_embeddings"),
+        tied_embeddings=fields.flag("tie_word_embeddings"),
     )

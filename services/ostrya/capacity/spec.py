@@ -151,17 +151,23 @@ class ModelSpec:
 
 _STAY = frozenset({Part.NORMS, Part.ROUTER, Part.VISION, Part.TABLES})
 """Parts that quantized checkpoints leave as they are."""
+_STAY_16_BITS = frozenset({Part.EMBEDDING, Part.HEAD})
+"""These too are not quantized; from fp32 to bf16 they are narrowed with the rest."""
 _NARROWED = tuple(part for part in Part if part not in _STAY and part not in {Part.CACHE, Part.STATE, Part.DRAFTER})
 
 
 def with_weights(spec: ModelSpec, storage: Storage) -> ModelSpec:
-    """The model with every matrix that is wider than `storage` narrowed to it.
+    """The model with every matrix that is wider than `storage` narrowed to it, embedding and head to 16 bits at most.
 
     Norms, routers, tables and the vision tower stay as they are, and so does a part that is narrower already.
     """
+
+    def narrowed(part: Part) -> Storage:
+        wanted = BF16 if part in _STAY_16_BITS and storage.bits < BF16.bits else storage
+        return min(spec.storage_of(part), wanted, key=lambda kind: kind.bits)
+
     kept = {part: spec.storage_of(part) for part in _STAY}
-    narrowed = {part: min(spec.storage_of(part), storage, key=lambda kind: kind.bits) for part in _NARROWED}
-    return replace(spec, storage_by_part=MappingProxyType(kept | narrowed))
+    return replace(spec, storage_by_part=MappingProxyType(kept | {part: narrowed(part) for part in _NARROWED}))
 
 
 def with_kv(spec: ModelSpec, storage: Storage) -> ModelSpec:

@@ -12,258 +12,25 @@ from ostrya.capacity.layers import Part
 from ostrya.capacity.memory import kv_bytes_per_token, state_bytes
 from ostrya.capacity.mixers import GroupedAttention
 from ostrya.capacity.models import find_model
-from ostrya.capacity.spec import FP8, INT4, INT8, MXFP4
 from ostrya.capacity.weights import num_params, num_params_active, weights
 from ostrya.errors import ConfigError
+from tests.unit.capacity.hf_files import (
+    DEEPSEEK_V4,
+    GEMMA,
+    GEMMA_4B,
+    GPT_OSS,
+    KIMI_K3,
+    KIMI_K25,
+    KIMI_K25_TEXT,
+    KIMI_LINEAR,
+    LLAMA,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_MOE,
+    written,
+)
 
-LLAMA: dict[str, object] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-}
-QWEN3_MOE: dict[str, object] = {
-    "model_type": "qwen3_moe",
-    "head_dim": 128,
-    "hidden_size": 2048,
-    "max_position_embeddings": 40960,
-    "moe_intermediate_size": 768,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "vocab_size": 151936,
-}
-QWEN3_5: dict[str, object] = {
-    "model_type": "qwen3_5",
-    "text_config": {
-        "model_type": "qwen3_5_text",
-        "attn_output_gate": True,
-        "full_attention_interval": 4,
-        "head_dim": 256,
-        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 16,
-        "mtp_num_hidden_layers": 1,
-        "hidden_size": 5120,
-        "intermediate_size": 17408,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 48,
-        "linear_value_head_dim": 128,
-        "max_position_embeddings": 262144,
-        "num_attention_heads": 24,
-        "num_hidden_layers": 64,
-        "num_key_value_heads": 4,
-        "vocab_size": 248320,
-    },
-    "vision_config": {"depth": 27},
-}
-QWEN3_5_MOE: dict[str, object] = {
-    "model_type": "qwen3_5_moe",
-    "text_config": {
-        "head_dim": 256,
-        "hidden_size": 4096,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 64,
-        "linear_value_head_dim": 128,
-        "max_position_embeddings": 262144,
-        "moe_intermediate_size": 1024,
-        "num_attention_heads": 32,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-        "num_hidden_layers": 60,
-        "num_key_value_heads": 2,
-        "shared_expert_intermediate_size": 1024,
-        "vocab_size": 248320,
-    },
-}
-GEMMA: dict[str, object] = {
-    "model_type": "gemma3_text",
-    "head_dim": 256,
-    "hidden_size": 640,
-    "intermediate_size": 2048,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 18,
-    "num_key_value_heads": 1,
-    "sliding_window": 512,
-    "vocab_size": 262144,
-}
-GPT_OSS: dict[str, object] = {
-    "model_type": "gpt_oss",
-    "attention_bias": True,
-    "experts_per_token": 4,
-    "initial_context_length": 4096,
-    "layer_types": ["sliding_attention", "full_attention"] * 18,
-    "head_dim": 64,
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 8,
-    "num_local_experts": 128,
-    "quantization_config": {"quant_method": "mxfp4"},
-    "sliding_window": 128,
-    "vocab_size": 201088,
-}
-KIMI_K25: dict[str, object] = {
-    "model_type": "kimi_k25",
-    "text_config": {
-        "first_k_dense_replace": 1,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "kv_lora_rank": 512,
-        "max_position_embeddings": 262144,
-        "moe_intermediate_size": 2048,
-        "n_routed_experts": 384,
-        "n_shared_experts": 1,
-        "num_attention_heads": 64,
-        "num_experts_per_tok": 8,
-        "num_hidden_layers": 61,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "quantization_config": {
-            "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
-            "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}},
-        },
-        "v_head_dim": 128,
-        "vocab_size": 163840,
-    },
-}
-KIMI_LINEAR: dict[str, object] = {
-    "model_type": "kimi_linear",
-    "head_dim": 72,
-    "moe_layer_freq": 1,
-    "num_expert_group": 1,
-    "num_key_value_heads": 32,
-    "num_nextn_predict_layers": 0,
-    "first_k_dense_replace": 1,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "kv_lora_rank": 512,
-    "linear_attn_config": {
-        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
-        "head_dim": 128,
-        "num_heads": 32,
-        "short_conv_kernel_size": 4,
-    },
-    "model_max_length": 1048576,
-    "moe_intermediate_size": 1024,
-    "num_attention_heads": 32,
-    "num_experts": 256,
-    "num_experts_per_token": 8,
-    "num_hidden_layers": 27,
-    "num_shared_experts": 1,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "vocab_size": 163840,
-}
-KIMI_K3: dict[str, object] = {
-    "model_type": "kimi_k3",
-    "text_config": {
-        "model_type": "kimi_linear",
-        "attn_res_block_size": 12,
-        "dtype": "bfloat16",
-        "first_k_dense_replace": 1,
-        "hidden_size": 7168,
-        "intermediate_size": 33792,
-        "kv_lora_rank": 512,
-        "latent_moe_use_norm": True,
-        "linear_attn_config": {
-            "full_attn_layers": [*range(4, 93, 4), 93],
-            "gate_lower_bound": -5.0,
-            "head_dim": 128,
-            "kda_layers": [layer for layer in range(1, 93) if layer % 4],
-            "num_heads": 96,
-            "short_conv_kernel_size": 4,
-            "use_full_rank_gate": True,
-        },
-        "max_position_embeddings": 1048576,
-        "mla_use_nope": True,
-        "mla_use_output_gate": True,
-        "moe_intermediate_size": 3072,
-        "moe_layer_freq": 1,
-        "num_attention_heads": 96,
-        "num_expert_group": 1,
-        "num_experts": 896,
-        "num_experts_per_token": 16,
-        "num_hidden_layers": 93,
-        "num_key_value_heads": 96,
-        "num_nextn_predict_layers": 0,
-        "num_shared_experts": 2,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "quantization_config": {
-            "quant_method": "compressed-tensors",
-            "format": "mxfp4-pack-quantized",
-            "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}},
-        },
-        "routed_expert_hidden_size": 3584,
-        "tie_word_embeddings": False,
-        "topk_group": 1,
-        "v_head_dim": 128,
-        "vocab_size": 163840,
-    },
-    "vision_config": {"vt_hidden_size": 1024},
-}
-GEMMA_4B: dict[str, object] = {
-    "model_type": "gemma3",
-    "text_config": {
-        "model_type": "gemma3_text",
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "num_hidden_layers": 34,
-        "sliding_window": 1024,
-    },
-}
-DEEPSEEK_V4: dict[str, object] = {
-    "model_type": "deepseek_v4",
-    "dspark_markov_rank": 256,
-    "hc_mult": 4,
-    "num_key_value_heads": 1,
-    "num_nextn_predict_layers": 1,
-    "qk_rope_head_dim": 64,
-    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0, 0, 0],
-    "head_dim": 512,
-    "hidden_size": 4096,
-    "index_head_dim": 128,
-    "index_n_heads": 64,
-    "index_topk": 512,
-    "max_position_embeddings": 1048576,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 6,
-    "num_hash_layers": 3,
-    "num_hidden_layers": 43,
-    "o_groups": 8,
-    "o_lora_rank": 1024,
-    "q_lora_rank": 1024,
-    "quantization_config": {"quant_method": "fp8"},
-    "sliding_window": 128,
-    "vocab_size": 129280,
-}
-
-
-def written(folder: Path, config: object) -> Path:
-    path = folder / "config.json"
-    path.write_text(config if isinstance(config, str) else json.dumps(config))
-    return path
+KIMI_K2 = {**KIMI_K25_TEXT, "model_type": "kimi_k2"}
 
 
 @pytest.mark.parametrize(
@@ -315,60 +82,6 @@ def test_the_name_is_the_folders(tmp_path: Path) -> None:
     assert read_spec(written(tmp_path, LLAMA)).name == tmp_path.name
 
 
-def _packed(weights: object) -> dict[str, object]:
-    groups = {"group_0": {"weights": weights}}
-    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
-
-
-@pytest.mark.parametrize(
-    ("quantization", "bits"),
-    [
-        ({"quant_method": "fp8"}, FP8.bits),
-        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, FP8.bits),
-        ({"quant_method": "awq", "bits": 4, "group_size": 32}, 4 + (16 + 4) / 32),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4 + (16 + 4) / 128),
-        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 4),
-        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, INT8.bits),
-        (_packed({"num_bits": 8}), INT8.bits),
-        (_packed({"num_bits": 4, "group_size": 32}), INT4.bits),
-        (_packed({"num_bits": 4, "group_size": 32, "symmetric": False}), 4 + (16 + 4) / 32),
-        ({"quant_method": "mxfp4"}, MXFP4.bits),
-    ],
-)
-def test_quantization_is_read(tmp_path: Path, quantization: object, bits: float) -> None:
-    spec = read_spec(written(tmp_path, {**LLAMA, "quantization_config": quantization}))
-    assert spec.storage_of(Part.DENSE_FFN).bits == bits
-    assert spec.storage_of(Part.HEAD).bits == 16
-
-
-def test_an_unknown_quantization_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="quantization 'bitnet' is not known"):
-        read_spec(written(tmp_path, {**LLAMA, "quantization_config": {"quant_method": "bitnet"}}))
-
-
-@pytest.mark.parametrize(
-    ("quantization", "says"),
-    [
-        ({"quant_method": "gptq", "bits": 3}, "quantization 'gptq' has 3 bits a weight; 4 and 8 are known"),
-        ({"quant_method": "awq"}, "'awq' has None bits"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, r"\(pack-quantized\) has None bits"),
-        ({"quant_method": "gptq", "bits": [4]}, "bits a weight"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": "x"}, "group_size is x"),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "format": "pack-quantized",
-                "config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}},
-            },
-            "mixes formats",
-        ),
-    ],
-)
-def test_other_numbers_of_bits_are_refused(tmp_path: Path, quantization: object, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        read_spec(written(tmp_path, {**LLAMA, "quantization_config": quantization}))
-
-
 @pytest.mark.parametrize(
     ("config", "says"),
     [
@@ -377,9 +90,20 @@ def test_other_numbers_of_bits_are_refused(tmp_path: Path, quantization: object,
         ({**LLAMA, "tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; it must be true or false"),
         ({**LLAMA, "torch_dtype": "float8"}, "torch_dtype is 'float8'; it must be one of bfloat16"),
         ({**LLAMA, "mlp_bias": True}, "mlp_bias is True, which this kind's reader cannot express"),
+        ({**LLAMA, "a\n_size": 1}, r"a\\n_size is 1, which this kind's reader"),
         ({**LLAMA, "routed_expert_hidden_size": 64}, "routed_expert_hidden_size is 64, which"),
         ({**LLAMA, "model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window"),
-        ({**LLAMA, "layer_types": ["full_attention"] * 8}, "layer_types has 8 layers of full attention"),
+        ({**LLAMA, "layer_types": ["full_attention"] * 8}, "layer_types has 8 entries for 32 layers"),
+        ({**LLAMA, "layer_types": "full_attention"}, "layer_types is 'full_attention'; it must be a list"),
+        ({**LLAMA, "layer_types": [1] * 32}, "an entry of layer_types is 1; it must be text"),
+        ({**LLAMA, "layer_types": ["sliding_attention"] * 32}, "has 32 layers of 'sliding_attention'; .* make 0"),
+        ({**GEMMA, "layer_types": ["sliding_attention"] * 18}, "has 18 layers of 'sliding_attention'; .* make 15"),
+        ({**QWEN3_MOE, "mlp_only_layers": "x"}, "mlp_only_layers is 'x'; it must be a list"),
+        ({**QWEN3_5, "text_config": [1]}, "text_config is a list; it must be an object"),
+        ({**KIMI_K2, "first_k_dense_replace": 62}, "first_k_dense_replace is 62; .* from 0 to 61"),
+        ({**KIMI_LINEAR, "first_k_dense_replace": 28}, "first_k_dense_replace is 28; .* from 0 to 27"),
+        ({**DEEPSEEK_V4, "num_hash_layers": 44}, "num_hash_layers is 44; it must be a whole number from 0 to 43"),
+        ({**KIMI_LINEAR, "linear_attn_config": [1]}, "linear_attn_config is a list; it must be an object"),
         ({**QWEN3_MOE, "mlp_only_layers": [0, 1]}, "mlp_only_layers is not empty"),
         ({**QWEN3_MOE, "decoder_sparse_step": 2}, "decoder_sparse_step is not 1"),
         ({**QWEN3_MOE, "num_experts_per_tok": 200}, "200 experts per token are more than the 128 it has"),
@@ -390,6 +114,46 @@ def test_other_numbers_of_bits_are_refused(tmp_path: Path, quantization: object,
 def test_what_would_be_read_wrongly_is_refused(tmp_path: Path, config: object, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read_spec(written(tmp_path, config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"full_attn_layers": []}, "full_attn_layers is empty"),
+        ({"full_attn_layers": [99]}, "an entry of full_attn_layers is 99; it must be a whole number from 1 to 27"),
+        ({"full_attn_layers": [0]}, "an entry of full_attn_layers is 0; it must be"),
+        ({"full_attn_layers": ["4"]}, "an entry of full_attn_layers is '4'; it must be"),
+        ({"kda_layers": [1, 2, 3, 4]}, "layer 4 is in both of full_attn_layers and kda_layers, or in none"),
+        ({"kda_layers": [1, 2, 3]}, "layer 5 is in both of full_attn_layers and kda_layers, or in none"),
+    ],
+)
+def test_layers_of_kimi_linear_that_contradict_each_other_are_refused(
+    tmp_path: Path, changes: dict[str, object], says: str
+) -> None:
+    linear = KIMI_LINEAR["linear_attn_config"]
+    assert isinstance(linear, dict)
+    with pytest.raises(ConfigError, match=says):
+        read_spec(written(tmp_path, {**KIMI_LINEAR, "linear_attn_config": {**linear, **changes}}))
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN3_MOE, GEMMA, GPT_OSS, KIMI_K2, KIMI_LINEAR, DEEPSEEK_V4])
+def test_more_layers_than_any_model_has_are_refused_before_they_are_made(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError, match="num_hidden_layers is 100000000; it must be a whole number from 1 to 4096"):
+        read_spec(written(tmp_path, {**config, "num_hidden_layers": 10**8}))
+
+
+@pytest.mark.parametrize(
+    ("config", "table"),
+    [(KIMI_K2, 163840 * 7168), (GPT_OSS, 201088 * 2880), (GEMMA, 262144 * 640), (DEEPSEEK_V4, 129280 * 4096)],
+)
+def test_whether_embedding_and_head_are_one_is_read(tmp_path: Path, config: dict[str, object], table: int) -> None:
+    tied = num_params(read_spec(written(tmp_path, {**config, "tie_word_embeddings": True})))
+    apart = num_params(read_spec(written(tmp_path, {**config, "tie_word_embeddings": False})))
+    assert apart - tied == table
+    # Only Gemma's default is one table.
+    assert num_params(read_spec(written(tmp_path, config))) == (tied if config is GEMMA else apart)
 
 
 def test_what_is_usual_and_changes_nothing_is_read(tmp_path: Path) -> None:
@@ -406,6 +170,14 @@ def test_a_window_of_mistral_and_biases_of_qwen2_are_read(tmp_path: Path) -> Non
     plain = read_spec(written(tmp_path, LLAMA))
     biased = read_spec(written(tmp_path, {**LLAMA, "model_type": "qwen2"}))
     assert num_params(biased) - num_params(plain) == 32 * (4096 + 2 * 1024)
+
+
+@pytest.mark.parametrize("extra", [{}, {"layer_types": ["sliding_attention"] * 32}])
+def test_a_window_as_long_as_the_context_is_none(tmp_path: Path, extra: dict[str, object]) -> None:
+    # Ministral-8B: 32,768 of both.
+    same = {"model_type": "mistral", "sliding_window": 32768, "max_position_embeddings": 32768}
+    spec = read_spec(written(tmp_path, {**LLAMA, **same, **extra}))
+    assert kv_bytes_per_token(spec) == kv_bytes_per_token(read_spec(written(tmp_path, LLAMA)))
 
 
 def test_float32_is_four_bytes(tmp_path: Path) -> None:
@@ -430,10 +202,31 @@ def test_any_missing_field_is_a_config_error_or_has_a_default(tmp_path: Path, co
             read_spec(path)
 
 
-@pytest.mark.parametrize("value", [-1, 0, 1.5, "many", True, 10**12])
-def test_a_field_that_makes_no_sense_is_named(tmp_path: Path, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"hidden_size is {value}; it must be 1 to 1000000000"):
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        *((-1, "-1"), (0, "0"), (1.5, "1.5"), (True, "True"), (10**12, "1000000000000")),
+        *(("4096", "'4096'"), ("4\n5", r"'4\\n5'"), ("x" * 99, f"'{'x' * 64}'"), ([1], "a list"), ({}, "an object")),
+    ],
+)
+def test_a_field_that_makes_no_sense_is_named(tmp_path: Path, value: object, shown: str) -> None:
+    says = f"hidden_size is {shown}; it must be a whole number from 1 to 1000000000$"
+    with pytest.raises(ConfigError, match=says) as caught:
         read_spec(written(tmp_path, {**LLAMA, "hidden_size": value}))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", ["1e400", "9" * 5000])
+def test_a_number_that_does_not_fit_is_named_by_its_field(tmp_path: Path, number: str) -> None:
+    text = json.dumps(LLAMA).replace('"hidden_size": 4096', f'"hidden_size": {number}')
+    with pytest.raises(ConfigError, match=r"'hidden_size': .*out of range$"):
+        read_spec(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ['{"a": ' + "[" * 100_000, '{"a":' * 100_000])
+def test_a_file_nested_too_deeply_is_one_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json: .*nested too deeply"):
+        read_spec(written(tmp_path, text))
 
 
 def test_an_unknown_kind_lists_those_that_are_known(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def deepseek_v4(
     experts: MoeFfn,
     vocab_size: int,
     max_context_tokens: int,
+    tied_embeddings: bool = False,
 ) -> ModelSpec:
     """One entry of `ratios` per layer. Experts are FP4, embedding and head bf16, all else FP8, as released."""
     hashed = replace(experts, hash_routed=True)
@@ -55,6 +56,7 @@ def deepseek_v4(
         hidden=hidden,
         layers=stacked(pattern, num_norm_params=hyper_connection_params(hidden)),
         vocab_size=vocab_size,
+        tied_embeddings=tied_embeddings,
         max_context_tokens=max_context_tokens,
         storage=FP8,
         storage_by_part=_STORED,

@@ -131,9 +131,10 @@ def gemma_3(
     interval: int,
     vocab_size: int,
     max_context_tokens: int,
+    tied_embeddings: bool = True,
     announced: Announced | None = None,
 ) -> ModelSpec:
-    """Every `interval`-th layer sees everything, the others a window; four norms a layer; embeddings tied."""
+    """Every `interval`-th layer sees everything, the others a window; four norms a layer."""
 
     def attention(window: int | None) -> GroupedAttention:
         return GroupedAttention(
@@ -147,7 +148,7 @@ def gemma_3(
         hidden=hidden,
         layers=stacked([(mixer, ffn) for mixer in mixers], num_norm_params=4 * hidden),
         vocab_size=vocab_size,
-        tied_embeddings=True,
+        tied_embeddings=tied_embeddings,
         max_context_tokens=max_context_tokens,
         num_final_norm_params=hidden,
         announced=announced,

@@ -53,6 +53,7 @@ def gpt_oss(
     experts: MoeFfn,
     vocab_size: int,
     max_context_tokens: int,
+    tied_embeddings: bool = False,
     announced: Announced | None = None,
 ) -> ModelSpec:
     """Windows and full attention in turn, the first a window; biases and sinks; experts MXFP4, all else bf16."""
@@ -74,6 +75,7 @@ def gpt_oss(
         hidden=hidden,
         layers=stacked([(mixer, experts) for mixer in mixers], num_norm_params=2 * hidden),
         vocab_size=vocab_size,
+        tied_embeddings=tied_embeddings,
         max_context_tokens=max_context_tokens,
         storage_by_part=MappingProxyType({Part.ROUTED_EXPERTS: MXFP4}),
         num_final_norm_params=hidden,
