@@ -90,6 +90,9 @@ class SliceFacts:
     name: str
     generation: str
     topology: str
+    """Value of the node label cloud.google.com/gke-tpu-topology."""
+    accelerator: str
+    """Value of the node label cloud.google.com/gke-tpu-accelerator."""
     machine_type: str
     num_chips: int
     num_hosts: int
@@ -195,6 +198,8 @@ class Report:
     """Of the slices behind the estimate."""
     fitted_max_requests: int
     """The largest batch behind the estimate."""
+    warning: str | None
+    """How the estimate reaches beyond them."""
     fit: FitFacts
     decoding: Decoding
     prompt: Prompt

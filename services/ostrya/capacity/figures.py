@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ostrya.capacity.chips import Slice
-from ostrya.capacity.estimate import FACTORS
+from ostrya.capacity.estimate import efficiency
 from ostrya.capacity.facts import Both, Decoding, PrefixHit, Prompt, Setup, Speculation
 from ostrya.capacity.serving import Prefill, prefill, prefix_hit_saves_s
 from ostrya.capacity.spec import ModelSpec
-from ostrya.capacity.speculation import DraftChoice, best_draft, round_time
+from ostrya.capacity.speculation import DraftChoice, best_draft, break_even_length, round_time
 from ostrya.capacity.step import PEAK, Efficiency, StepTime, Work, step_time
 
 _HIT_RATIOS = (0.25, 0.5, 0.9)
@@ -25,7 +25,7 @@ class Asked:
 
     @property
     def factors(self) -> Efficiency:
-        return FACTORS[self.setup.engine]
+        return efficiency(self.setup.engine, self.where.chip.name)
 
     def both(self, figure: Callable[[Efficiency], float]) -> Both:
         return Both(limit=figure(PEAK), estimate=figure(self.factors))
@@ -87,6 +87,17 @@ class Asked:
             placement=self.setup.placement,
         ).seconds
 
+    def break_even_length(self, efficiency: Efficiency) -> float:
+        return break_even_length(
+            self.spec,
+            self.where,
+            num_draft_tokens=self.setup.num_draft_tokens,
+            num_requests=self.setup.num_requests,
+            context_tokens=self.setup.context_tokens,
+            efficiency=efficiency,
+            placement=self.setup.placement,
+        )
+
     def best_draft(self, efficiency: Efficiency) -> DraftChoice:
         return best_draft(
             self.spec,
@@ -101,9 +112,8 @@ class Asked:
     def speculation(self) -> Speculation:
         setup = self.setup
         rates, length = setup.acceptance_rates, setup.length
-        plain_s = self.both(lambda one: self.step(one, setup.num_requests).seconds)
         round_s = self.both(self.round_s)
-        ratio = Both(limit=round_s.limit / plain_s.limit, estimate=round_s.estimate / plain_s.estimate)
+        ratio = self.both(self.break_even_length)
         tokens_per_s = speedup = best = None
         if length is not None:
             emitted = setup.num_requests * length

@@ -1,32 +1,39 @@
-"""Which published points are behind an engine's factors, and how far an estimate reaches beyond them."""
+"""Which published points are behind an estimate's factors, and how far it reaches beyond them."""
 
-from ostrya.capacity.chips import find_slice
-from ostrya.capacity.published import POINTS, Engine, Point, Use
+from dataclasses import dataclass
 
-
-def fitted_generations(engine: Engine) -> tuple[str, ...]:
-    """Of the chips whose published points the engine's factors were fitted to."""
-    return tuple(dict.fromkeys(find_slice(point.slice_name).chip.name for point in _fitted(engine)))
+from ostrya.capacity.chips import Slice, find_slice
+from ostrya.capacity.estimate import fitted_generation
+from ostrya.capacity.published import POINTS, Engine, Use
 
 
-def fitted_num_chips(engine: Engine) -> tuple[int, ...]:
-    """Of the slices of those points, ascending."""
-    return tuple(sorted({find_slice(point.slice_name).num_chips for point in _fitted(engine)}))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """The points that an engine's factors for a generation were fitted to."""
+
+    generation: str
+    num_chips: tuple[int, ...]
+    """Of their slices, ascending."""
+    max_requests: int
+    """The largest batch."""
+
+    def warning(self, where: Slice, num_requests: int) -> str | None:
+        """One line, for an estimate beyond the generation, the slices or the batches of those points."""
+        if where.chip.name != self.generation:
+            return f"Nothing published for {where.chip.name}: factors are carried over from {self.generation}."
+        if where.num_chips in self.num_chips and num_requests <= self.max_requests:
+            return None
+        slices = " and ".join(f"{size}-chip" for size in self.num_chips)
+        reach = f"{slices} slices, to batch {self.max_requests:,}"
+        return f"Warning: factors fitted on {reach}; the estimate reaches beyond."
 
 
-def fitted_max_requests(engine: Engine) -> int:
-    """The largest batch of those points."""
-    return max(point.num_requests for point in _fitted(engine))
-
-
-def warning(engine: Engine, num_chips: int, num_requests: int) -> str | None:
-    """One line, for an estimate beyond the slices or the batches of those points."""
-    chips, most = fitted_num_chips(engine), fitted_max_requests(engine)
-    if num_chips in chips and num_requests <= most:
-        return None
-    sizes = " and ".join(f"{size}-chip" for size in chips)
-    return f"Warning: factors fitted on {sizes} slices, to batch {most:,}; the estimate reaches beyond."
-
-
-def _fitted(engine: Engine) -> tuple[Point, ...]:
-    return tuple(point for point in POINTS if (point.use, point.engine) == (Use.FITTED, engine))
+def fitted(engine: Engine, generation: str) -> Fitted:
+    """What is behind the estimates for a generation."""
+    source = fitted_generation(engine, generation)
+    points = [point for point in POINTS if (point.use, point.engine, point.generation) == (Use.FITTED, engine, source)]
+    return Fitted(
+        generation=source,
+        num_chips=tuple(sorted({find_slice(point.slice_name).num_chips for point in points})),
+        max_requests=max(point.num_requests for point in points),
+    )

@@ -105,6 +105,7 @@ def _qwen_experts(fields: Fields) -> MoeFfn:
         num_shared=1 if shared else 0,
         shared_inner=shared or None,
         shared_gate=bool(shared),
+        router_bias=False,
     )
 
 

@@ -110,6 +110,8 @@ class MoeFfn:
     """Width in which routed experts work, if it is not the model's (Kimi K3)."""
     hash_routed: bool = False
     """The token's id chooses its experts: a lookup, no router (DeepSeek V4's first layers)."""
+    router_bias: bool = True
+    """A value per expert beside the router's matrix, which balances it or is its bias."""
     biases: bool = False
     """In experts and router (gpt-oss)."""
 
@@ -126,6 +128,5 @@ class MoeFfn:
     def _common(self, hidden: int) -> dict[Part, int]:
         shared = self.num_shared * 3 * hidden * (self.shared_inner or self.inner) + self.shared_gate * hidden
         latent = 0 if self.latent is None else 2 * hidden * self.latent + self.latent
-        # A learned router has a matrix, and a value per expert that balances it.
-        router = 0 if self.hash_routed else (hidden + 1) * self.num_experts
+        router = 0 if self.hash_routed else (hidden + self.router_bias) * self.num_experts
         return {Part.SHARED_EXPERTS: shared, Part.LATENT: latent, Part.ROUTER: router}

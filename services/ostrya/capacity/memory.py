@@ -21,7 +21,8 @@ MAX_REQUESTS = 1_000_000
 """More than this at once is a typing error."""
 MAX_DRAFT_TOKENS = 64
 """Beyond any drafter that exists: suffix decoding stops at about 32."""
-_ACTIVATION_BYTES = 2
+ACTIVATION_BYTES = 2
+"""bf16."""
 _LIVE_ACTIVATIONS = 8
 """Vectors as wide as the model that one token keeps at a time, on every device: residual, norms, q/k/v and gate,
 outputs before and after a collective, double-buffered. Assumed; compilers differ."""
@@ -134,10 +135,10 @@ def fit(
     usable = where.hbm_bytes * USABLE_RATIO
     weights, drafter = weight_bytes(spec), drafter_bytes(spec) if num_draft_tokens else 0.0
     rows = num_draft_tokens + 1
-    row = spec.hidden * _ACTIVATION_BYTES * _LIVE_ACTIVATIONS * where.num_devices
+    row = spec.hidden * ACTIVATION_BYTES * _LIVE_ACTIVATIONS * where.num_devices
     # The head is split over the vocabulary, so logits exist once; sampling keeps a second copy.
     scratch = rows * (row + 2 * spec.vocab_size * _LOGIT_BYTES)
-    # The state before a round, and one per row of it, of which acceptance chooses.
+    # One per row of a round, of which acceptance chooses.
     state = state_bytes(spec, num_devices=where.num_devices, placement=placement) * (1 + num_draft_tokens)
 
     def cache(tokens: int) -> float:

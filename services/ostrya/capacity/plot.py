@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ostrya.capacity.chips import Slice
-from ostrya.capacity.estimate import FACTORS
+from ostrya.capacity.estimate import efficiency
 from ostrya.capacity.facts import Report
+from ostrya.capacity.fitted import fitted
 from ostrya.capacity.published import POINTS, Engine, Measure, Point
 from ostrya.capacity.report import batch_ladder
 from ostrya.capacity.spec import ModelSpec, Part
@@ -38,8 +39,6 @@ _ROOFLINE_STEP = 8
 """Between the batches of two dots: 1, 8, 64, …"""
 _NARROW_RATIO = 100
 """An axis that spans less has ticks at 2 and 5 too."""
-_FUSED_BATCHES = 8
-"""The largest batch that anyone has published for a fused kernel."""
 _STYLE = MappingProxyType({"svg.hashsalt": "ostrya", "font.size": 9.0, "font.family": "DejaVu Sans"})
 
 
@@ -67,7 +66,7 @@ def draw(spec: ModelSpec, where: Slice, report: Report, path: Path) -> None:
 
 
 def _draw_roofline(axes: "Axes", spec: ModelSpec, where: Slice, report: Report) -> None:
-    factors = FACTORS[report.setup.engine]
+    factors = efficiency(report.setup.engine, where.chip.name)
     steps = [_step(spec, where, report, batch, factors) for batch in _ladder(report.fit.max_requests)]
     chip = where.chip
     peak = max(chip.peaks.values())
@@ -100,19 +99,20 @@ def _draw_roofline(axes: "Axes", spec: ModelSpec, where: Slice, report: Report) 
 
 def _draw_frontier(axes: "Axes", spec: ModelSpec, where: Slice, report: Report) -> None:
     ladder = batch_ladder(report.fit.max_requests)
-    fused = tuple(batch for batch in ladder if batch <= _FUSED_BATCHES)
+    most = fitted(Engine.FUSED, where.chip.name).max_requests
+    fused = tuple(batch for batch in ladder if batch <= most)
     curves = (
         ("limit", _BLACK, "-", ladder, PEAK),
-        ("estimate, serving engine", _BLUE, "-", ladder, FACTORS[Engine.SERVING]),
-        ("estimate, fused kernel", _ORANGE, "-", fused, FACTORS[Engine.FUSED]),
+        ("estimate, serving engine", _BLUE, "-", ladder, efficiency(Engine.SERVING, where.chip.name)),
+        ("estimate, fused kernel", _ORANGE, "-", fused, efficiency(Engine.FUSED, where.chip.name)),
     )
-    for name, colour, style, batches, efficiency in curves:
+    for name, colour, style, batches, factors in curves:
         points = decode_curve(
             spec,
             where,
             batches,
             context_tokens=report.setup.context_tokens,
-            efficiency=efficiency,
+            efficiency=factors,
             placement=report.setup.placement,
         )
         # Not where the largest batch stands close by.

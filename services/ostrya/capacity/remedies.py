@@ -80,7 +80,7 @@ class _Tried:
         if self.market.engine is Engine.FUSED:
             return None
         best = search(self.spec, self.goal, self.load, replace(self.market, engine=Engine.FUSED)).best
-        return f"one fused kernel, published to batch 8 (--engine fused): {_named(best)}" if best else None
+        return f"one fused kernel for all layers (--engine fused): {_named(best)}" if best else None
 
     def shorter(self) -> str | None:
         """The longest prompt with which the nearest slice does."""

@@ -4,7 +4,6 @@ Bytes are decimal (GB = 1e9), as vendors count bandwidth; JSON has the exact fig
 """
 
 from ostrya.capacity.facts import Both, Report, Speculation
-from ostrya.capacity.fitted import warning
 from ostrya.capacity.memory import Placement
 from ostrya.capacity.published import Engine
 from ostrya.capacity.values import FLOP_SCALES, count, duration, scaled, size, table, three
@@ -12,7 +11,7 @@ from ostrya.capacity.values import FLOP_SCALES, count, duration, scaled, size, t
 _SMALLEST_SHARE_RATIO = 0.005
 """Terms below are left out of the table of bounds."""
 _ENGINES = {
-    Engine.FUSED: "what one fused kernel reaches (published to batch 8)",
+    Engine.FUSED: "what one fused kernel reaches",
     Engine.SERVING: "what serving engines reach (--engine fused: one kernel)",
 }
 _PLACEMENTS = {
@@ -85,7 +84,7 @@ def _fit(report: Report) -> list[str]:
 
 
 def _speed(report: Report) -> list[str]:
-    now, prompt = report.decoding, report.prompt
+    now, prompt, setup = report.decoding, report.prompt, report.setup
     rows = [
         ("", "limit", "estimate", "of limit"),
         ("step = time per output token", *_times(now.tpot_s)),
@@ -95,16 +94,12 @@ def _speed(report: Report) -> list[str]:
         (f"time to first token, {prompt.prompt_tokens:,} tokens", *_times(prompt.ttft_s)),
         ("prefill tokens/s", *_rates(prompt.prefill_tokens_per_s)),
     ]
-    engine, fitted = report.setup.engine, report.fitted_generations
-    beyond = warning(engine, report.slice.num_chips, now.num_requests)
-    carried = f"  Nothing published for {report.slice.generation}: factors are carried over from {', '.join(fitted)}."
     return [
-        f"SPEED  {_requests(now.num_requests)} of {report.setup.context_tokens:,} tokens; estimate: {_ENGINES[engine]}",
+        f"SPEED  {_requests(now.num_requests)} of {setup.context_tokens:,} tokens; estimate: {_ENGINES[setup.engine]}",
         *table(rows),
         f"  The prompt: limit, in one step, bound by {prompt.limit_bound_by};",
-        f"  estimate, in chunks of {report.setup.chunk_tokens:,}, by {prompt.bound_by}.",
-        *([] if report.slice.generation in fitted else [carried]),
-        *([f"  {beyond}"] if beyond else []),
+        f"  estimate, in chunks of {setup.chunk_tokens:,}, by {prompt.bound_by}.",
+        *([f"  {report.warning}"] if report.warning else []),
     ]
 
 

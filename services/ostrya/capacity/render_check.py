@@ -8,8 +8,10 @@ from ostrya.capacity.published import Engine, Point
 from ostrya.capacity.step import Efficiency
 from ostrya.capacity.values import duration, table, three
 
+Factors = Mapping[tuple[Engine, str], Efficiency]
 
-def check_text(rows: Sequence[Residual], unseen: Sequence[Residual], factors: Mapping[Engine, Efficiency]) -> str:
+
+def check_text(rows: Sequence[Residual], unseen: Sequence[Residual], factors: Factors) -> str:
     """Points that can be compared, the factors that were fitted to some of them, the others, and the sources.
 
     `unseen`: the fitted points again, each against factors fitted without it.
@@ -29,7 +31,7 @@ def check_text(rows: Sequence[Residual], unseen: Sequence[Residual], factors: Ma
 
 
 def _compared(rows: Sequence[Residual], unseen: Mapping[Point, Residual], marks: Mapping[str, str]) -> list[str]:
-    cells = [("point", "slice", "published", "", "limit", "estimate", "error", "unseen", "use", "source")]
+    cells = [("point", "slice", "published", "", "limit", "estimate", "error", "unseen", "use", "from")]
     notes = []
     for row in rows:
         point, error_ratio = row.point, row.error_ratio
@@ -62,11 +64,12 @@ def _error(row: Residual | None) -> str:
     return "" if row is None or row.error_ratio is None else f"{row.error_ratio:+.0%}"
 
 
-def _factors(factors: Mapping[Engine, Efficiency]) -> list[str]:
+def _factors(factors: Factors) -> list[str]:
     rows: list[tuple[str, ...]] = [
-        ("engine", "bandwidth", "of routed experts", "FLOP/s", "links not hidden", "per layer")
+        ("engine", "", "bandwidth", "of routed experts", "of caches", "FLOP/s", "links not hidden", "per layer")
     ]
-    for engine, one in factors.items():
-        ratios = (one.dense_bandwidth_ratio, one.expert_bandwidth_ratio, one.flops_ratio, one.exposed_ici_ratio)
-        rows.append((engine.value, *(f"{ratio:.0%}" for ratio in ratios), duration(one.layer_overhead_s)))
-    return table(rows)
+    for (engine, generation), one in factors.items():
+        bandwidths = (one.dense_bandwidth_ratio, one.expert_bandwidth_ratio, one.cache_bandwidth_ratio)
+        shares = (f"{ratio:.0%}" for ratio in (*bandwidths, one.flops_ratio, one.exposed_ici_ratio))
+        rows.append((engine.value, generation, *shares, duration(one.layer_overhead_s)))
+    return table(rows, left=(0, 1))

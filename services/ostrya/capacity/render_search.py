@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
-from ostrya.capacity.chips import find_slice
+from ostrya.capacity.chips import CHIPS, find_slice
 from ostrya.capacity.compare import Row
+from ostrya.capacity.estimate import fitted_generation
 from ostrya.capacity.facts import ModelFacts, Setup, SliceFacts
-from ostrya.capacity.fitted import fitted_generations, fitted_max_requests, fitted_num_chips, warning
+from ostrya.capacity.fitted import fitted
+from ostrya.capacity.points import Engine
 from ostrya.capacity.queueing import Goal, Term
 from ostrya.capacity.remedies import goal_text, nearest
 from ostrya.capacity.search import Answer, Load, Market, Offer, Refusal
@@ -58,11 +60,19 @@ def comparison_text(name: str, setup: Setup, rows: Sequence[Row]) -> str:
             )
         )
     heading = f"{name}: {setup.num_requests:,} x {setup.context_tokens:,} tokens; per chip at the largest batch;"
-    engine = setup.engine
-    fitted = " and ".join(f"{number} chips" for number in fitted_num_chips(engine))
-    fitted += f" of {', '.join(fitted_generations(engine))}, to batch {fitted_max_requests(engine):,}"
-    origin = f"  Estimate: {engine}, fitted on {fitted}; elsewhere carried over."
-    return "\n".join([f"{heading} ttft of {setup.prompt_tokens:,} tokens", origin, *table(lines)])
+    return "\n".join([f"{heading} ttft of {setup.prompt_tokens:,} tokens", _origin(setup.engine), *table(lines)])
+
+
+def _origin(engine: Engine) -> str:
+    """Where estimates of every slice come from."""
+    own = [fitted(engine, of) for of in CHIPS if fitted_generation(engine, of) == of]
+    chips = (" and ".join(map(str, one.num_chips)) for one in own)
+    each = (
+        f"{one.generation} ({number} chips, to batch {one.max_requests:,})"
+        for one, number in zip(own, chips, strict=True)
+    )
+    rest = next(fitted(engine, of).generation for of in CHIPS if fitted_generation(engine, of) != of)
+    return f"  Estimate: {engine}, fitted on {', '.join(each)}; elsewhere carried over from {rest}."
 
 
 def list_text(models: Sequence[ModelFacts], slices: Sequence[SliceFacts]) -> str:
@@ -94,8 +104,7 @@ def _possible(best: Offer, answer: Answer, market: Market) -> list[str]:
     replicas = "1 replica" if best.num_replicas == 1 else f"{best.num_replicas:,} replicas"
     chips = "1 chip" if best.num_chips_total == 1 else f"{best.num_chips_total:,} chips"
     price = _price(best) if best.price_per_hour_total is not None else "no prices given, so the fewest chips win"
-    fitted = ", ".join(fitted_generations(market.engine))
-    beyond = warning(market.engine, where.num_chips, best.burst_requests)
+    beyond = fitted(market.engine, best.generation).warning(where, best.burst_requests)
     lines = [
         f"{replicas} on {best.slice_name} ({where.topology_label}, {where.machine_type}): {chips}; {price}",
         *table(
@@ -113,7 +122,8 @@ def _possible(best: Offer, answer: Answer, market: Market) -> list[str]:
         f"  {_LIMITS[best.limited_by]}",
         *([f"  {beyond}"] if beyond else []),
         "",
-        f"THE BEST OF EACH GENERATION  estimate: {market.engine}, fitted on {fitted}, elsewhere carried over",
+        "THE BEST OF EACH GENERATION",
+        _origin(market.engine),
     ]
     heading = ("", "replicas", "chips", "price/h", "per M output tokens", "batch", "use", "ttft", "tpot")
     rows = [heading, *(_offer_row(offer) for offer in answer.best_by_generation)]

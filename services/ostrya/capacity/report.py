@@ -12,7 +12,7 @@ from ostrya.capacity.facts import (
     SliceFacts,
 )
 from ostrya.capacity.figures import Asked
-from ostrya.capacity.fitted import fitted_generations, fitted_max_requests, fitted_num_chips
+from ostrya.capacity.fitted import fitted
 from ostrya.capacity.memory import Placement, fit, kv_bytes_per_token, require_fit, state_bytes, window_bytes
 from ostrya.capacity.spec import ModelSpec, Phase
 from ostrya.capacity.speculation import draft_problems
@@ -26,14 +26,15 @@ def report(spec: ModelSpec, where: Slice, setup: Setup) -> Report:
     check(spec, setup)
     asked = Asked(spec=spec, where=where, setup=setup)
     limit, estimate = (asked.step(one, setup.num_requests) for one in (PEAK, asked.factors))
-    found = _fit(spec, where, setup)
+    found, behind = _fit(spec, where, setup), fitted(setup.engine, where.chip.name)
     return Report(
         model=model_facts(spec),
         slice=slice_facts(where),
         setup=setup,
-        fitted_generations=fitted_generations(setup.engine),
-        fitted_num_chips=fitted_num_chips(setup.engine),
-        fitted_max_requests=fitted_max_requests(setup.engine),
+        fitted_generations=(behind.generation,),
+        fitted_num_chips=behind.num_chips,
+        fitted_max_requests=behind.max_requests,
+        warning=behind.warning(where, setup.num_requests),
         fit=found,
         decoding=asked.decoding(setup.num_requests),
         prompt=asked.prompt(),
@@ -97,6 +98,7 @@ def slice_facts(where: Slice) -> SliceFacts:
         name=where.name,
         generation=where.chip.name,
         topology=where.topology_label,
+        accelerator=where.chip.gke_accelerator,
         machine_type=where.machine_type,
         num_chips=where.num_chips,
         num_hosts=where.num_hosts,

@@ -10,7 +10,7 @@ from functools import cache
 from math import inf
 
 from ostrya.capacity.chips import SLICES, Slice
-from ostrya.capacity.estimate import FACTORS
+from ostrya.capacity.estimate import efficiency
 from ostrya.capacity.memory import CHUNK_TOKENS, Placement, fit
 from ostrya.capacity.published import Engine
 from ostrya.capacity.queueing import Goal, Replica, Term, burst_of, fewest
@@ -47,9 +47,9 @@ class Market:
     chunk_tokens: int = CHUNK_TOKENS
     drafting: Drafting = PLAIN
 
-    @property
-    def efficiency(self) -> Efficiency:
-        return FACTORS[self.engine]
+    def efficiency(self, where: Slice) -> Efficiency:
+        """What to expect on a slice."""
+        return efficiency(self.engine, where.chip.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,7 @@ def _on(spec: ModelSpec, where: Slice, goal: Goal, load: Load, market: Market) -
             hit_ratio=load.hit_ratio,
             drafting=market.drafting,
             chunk_tokens=market.chunk_tokens,
-            efficiency=market.efficiency,
+            efficiency=market.efficiency(where),
             placement=market.placement,
         )
 
@@ -221,7 +221,7 @@ def _bound_by(spec: ModelSpec, where: Slice, term: Term, load: Load, market: Mar
             where,
             num_draft_tokens=drafted,
             context_tokens=mean_context_tokens(spec, load.prompt_tokens, load.output_tokens, drafted),
-            efficiency=market.efficiency,
+            efficiency=market.efficiency(where),
             placement=market.placement,
         ).verify.bound_by
     return (
@@ -231,7 +231,7 @@ def _bound_by(spec: ModelSpec, where: Slice, term: Term, load: Load, market: Mar
             load.prompt_tokens,
             cached_tokens=int(load.prompt_tokens * load.hit_ratio),
             chunk_tokens=market.chunk_tokens,
-            efficiency=market.efficiency,
+            efficiency=market.efficiency(where),
             placement=market.placement,
         )
         .steps[0]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostrya.capacity.chips import Slice
-from ostrya.capacity.costs import PartCost, Work, costs, expected_distinct_experts
-from ostrya.capacity.memory import Placement
+from ostrya.capacity.costs import PartCost, Work, costs
+from ostrya.capacity.memory import ACTIVATION_BYTES, Placement
 from ostrya.capacity.spec import ModelSpec, Part, Phase
 
 __all__ = [
@@ -22,14 +22,12 @@ __all__ = [
     "Work",
     "costs",
     "decode_curve",
-    "expected_distinct_experts",
     "mixed_step_time",
     "step_time",
 ]
 
 _COLLECTIVES_PER_LAYER = 2
 """Tensor parallelism sums once after the mixer and once after the feed-forward network (1909.08053, section 3)."""
-_ACTIVATION_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +36,23 @@ class Efficiency:
 
     name: str
     dense_bandwidth_ratio: float = 1.0
-    """Of HBM bandwidth, for everything but routed experts."""
+    """Of HBM bandwidth, for weights that every token needs."""
     expert_bandwidth_ratio: float = 1.0
     """Of HBM bandwidth, for routed experts: many small matrices, loaded unevenly over the devices."""
+    cache_bandwidth_ratio: float = 1.0
+    """Of HBM bandwidth, for keys, values and recurrent states: pages here and there, a few rows at a time."""
     flops_ratio: float = 1.0
     exposed_ici_ratio: float = 0.0
     """Share of the links' transfer time that nothing hides. At the limit none counts: how much is sent depends on how
     the model is cut, and a limit must hold for every way of cutting it."""
     layer_overhead_s: float = 0.0
     """Per layer of a step: the latency of its collectives, and what launches it."""
+
+    def bandwidth_ratio(self, part: Part) -> float:
+        """Of HBM bandwidth, for what this part moves."""
+        if part is Part.ROUTED_EXPERTS:
+            return self.expert_bandwidth_ratio
+        return self.cache_bandwidth_ratio if part in (Part.CACHE, Part.STATE) else self.dense_bandwidth_ratio
 
 
 PEAK = Efficiency(name="limit")
@@ -212,13 +218,11 @@ def _timed(
 
 
 def _part_time(cost: PartCost, where: Slice, efficiency: Efficiency) -> PartTime:
-    experts = cost.part is Part.ROUTED_EXPERTS
-    ratio = efficiency.expert_bandwidth_ratio if experts else efficiency.dense_bandwidth_ratio
     return PartTime(
         part=cost.part,
         num_bytes=cost.num_bytes,
         num_flops=cost.num_flops,
-        memory_s=cost.num_bytes / (where.hbm_bytes_per_s * ratio),
+        memory_s=cost.num_bytes / (where.hbm_bytes_per_s * efficiency.bandwidth_ratio(cost.part)),
         compute_s=cost.num_flops / (where.peak_flops_per_s(cost.dtype) * efficiency.flops_ratio),
     )
 
@@ -234,4 +238,4 @@ def _collectives_s(spec: ModelSpec, where: Slice, works: tuple[Work, ...]) -> fl
     """
     rows = sum(work.num_rows * _num_layers(spec, work.phase) for work in works)
     sent_bytes = 2 * (where.num_chips - 1) / where.num_chips * rows * _COLLECTIVES_PER_LAYER * spec.hidden
-    return sent_bytes * _ACTIVATION_BYTES / (where.chip.ici_bytes_per_s / 2)
+    return sent_bytes * ACTIVATION_BYTES / (where.chip.ici_bytes_per_s / 2)

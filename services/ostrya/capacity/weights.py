@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from ostrya.capacity.layers import MoeFfn
 from ostrya.capacity.spec import Drafter, Layers, ModelSpec, Part, Phase, Storage
 
 
@@ -90,8 +89,3 @@ def drafter_bytes(spec: ModelSpec) -> float:
     experts = total.pop(Part.ROUTED_EXPERTS, 0)
     storage = drafter.expert_storage or drafter.storage
     return (total.total() + drafter.num_other_params) * drafter.storage.num_bytes + experts * storage.num_bytes
-
-
-def expert_layers(layers: tuple[Layers, ...]) -> tuple[tuple[Layers, MoeFfn], ...]:
-    """The groups that have routed experts."""
-    return tuple((group, group.ffn) for group in layers if isinstance(group.ffn, MoeFfn))

@@ -164,7 +164,8 @@ def _check(given: dict[str, str]) -> _Answer:
         {"point": one.point, "limit": one.limit, "estimate": one.estimate, "error_ratio": one.error_ratio}
         for one in rows
     ]
-    return {"points": points, "factors": dict(FACTORS)}, lambda: check_text(rows, leave_one_out(), FACTORS)
+    factors = [{"engine": engine, "generation": of, "factors": one} for (engine, of), one in FACTORS.items()]
+    return {"points": points, "factors": factors}, lambda: check_text(rows, leave_one_out(), FACTORS)
 
 
 def _compare(given: dict[str, str]) -> _Answer:
@@ -213,7 +214,7 @@ def _search(given: dict[str, str]) -> _Answer:
         "prices_per_chip_hour": market.prices,
         "drafting": market.drafting,
         "engine": market.engine,
-        "efficiency": market.efficiency,
+        "efficiency": {where.chip.name: market.efficiency(where) for where in market.slices},
         "best": answer.best,
         "offers": answer.offers,
         "refusals": answer.refusals,

@@ -1,14 +1,27 @@
 """The estimate against published points: fitted on some, judged on all, and its factors are what the fit finds."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import log
+from statistics import median
 
 import pytest
 
-from ostrya.capacity.estimate import FACTORS, Residual, fit, held_out_errors, leave_one_out, residuals
+from ostrya.capacity.estimate import (
+    FACTORS,
+    Residual,
+    efficiency,
+    fit,
+    held_out_errors,
+    leave_one_out,
+    predict,
+    residuals,
+)
 from ostrya.capacity.least_squares import least_squares
 from ostrya.capacity.published import POINTS, Engine, Measure, Use
+from ostrya.capacity.step import PEAK, Efficiency
 
-_SPEEDS = {Measure.TOKENS_PER_S, Measure.SERVED_TOKENS_PER_S}
+_SPEEDS = {Measure.TOKENS_PER_S, Measure.SERVED_TOKENS_PER_S, Measure.WAVE_TOKENS_PER_S}
 
 
 def found(name: str, measure: Measure = Measure.TOKENS_PER_S) -> Residual:
@@ -51,10 +64,18 @@ def test_forced_acceptance_is_within_10_percent(name: str, published: float) -> 
     assert residual.estimate == pytest.approx(published, rel=0.10)
 
 
-def test_serving_engines_are_within_a_third_on_every_point() -> None:
-    for residual in residuals():
-        if residual.point.engine is Engine.SERVING and residual.error_ratio is not None:
-            assert abs(residual.error_ratio) < 0.35, residual.point.name
+def test_serving_engines_are_within_a_third_on_every_point_that_was_not_fitted() -> None:
+    held_out = [one for one in residuals() if (one.point.engine, one.point.use) == (Engine.SERVING, Use.HELD_OUT)]
+    assert len(held_out) == 61
+    for residual in held_out:
+        assert residual.error_ratio is not None
+        assert abs(residual.error_ratio) < 1 / 3, residual.point.name
+
+
+def test_half_of_what_was_not_fitted_is_within_an_eighth_on_each_generation() -> None:
+    for generation in ("v6e", "tpu7x"):
+        rows = [one for one in residuals() if (one.point.engine, one.point.generation) == (Engine.SERVING, generation)]
+        assert median(held_out_errors(rows)) < 1 / 8
 
 
 @pytest.mark.parametrize("weights", ["NVFP4", "NVFP4 + int8", "int4"])
@@ -62,9 +83,11 @@ def test_a_model_and_a_kernel_that_no_factor_was_fitted_to_are_within_a_quarter(
     assert abs(error(f"Muse Spark 1.2 {weights}, batch 1")) < 0.25
 
 
-def test_a_model_that_no_factor_was_fitted_to_is_within_a_quarter() -> None:
-    assert abs(error("Qwen3-30B-A3B, 1k/1k, 128 at once", Measure.WAVE_TPOT_MS)) < 0.25
-    assert abs(error("Qwen3-8B, 1k/1k, 128 at once", Measure.WAVE_TTFT_MS)) < 0.25
+def test_models_that_no_factor_was_fitted_to_are_within_a_quarter() -> None:
+    name = "Qwen3.8-27B, 512/128, 8 at once"
+    assert all(abs(error(name, measure)) < 0.25 for measure in (Measure.WAVE_TPOT_MS, Measure.WAVE_TTFT_MS))
+    # And a slice of another size.
+    assert abs(error("Llama-3.3-70B, 506/524, 16 at once", Measure.TPOT_MS)) < 0.25
 
 
 def test_a_point_with_other_weights_than_its_spec_is_predicted_with_those() -> None:
@@ -85,25 +108,59 @@ def test_nobody_beats_the_limit() -> None:
             assert residual.estimate < best if speed else residual.estimate > best
 
 
-@pytest.mark.parametrize("engine", list(Engine))
-def test_the_table_of_factors_is_what_the_fit_finds(engine: Engine) -> None:
-    fitted, table = fit(engine), FACTORS[engine]
-    assert table.name == fitted.name == engine
-    for factor in ("dense_bandwidth_ratio", "expert_bandwidth_ratio", "flops_ratio", "layer_overhead_s"):
-        assert getattr(table, factor) == pytest.approx(getattr(fitted, factor), rel=0.005)
+RATIOS = (
+    "dense_bandwidth_ratio",
+    "expert_bandwidth_ratio",
+    "cache_bandwidth_ratio",
+    "flops_ratio",
+    "exposed_ici_ratio",
+)
 
 
-def test_the_fit_uses_nothing_that_is_held_out() -> None:
-    without = [point for point in POINTS if point.use is Use.FITTED]
-    assert fit(Engine.FUSED, without) == fit(Engine.FUSED)
+@pytest.mark.parametrize(("engine", "generation"), list(FACTORS))
+def test_the_table_of_factors_is_what_the_fit_finds(engine: Engine, generation: str) -> None:
+    found, table = fit(engine, generation), FACTORS[engine, generation]
+    assert table.name == found.name == engine
+    for factor in (*RATIOS, "layer_overhead_s"):
+        assert getattr(table, factor) == pytest.approx(getattr(found, factor), rel=0.005)
+
+
+@pytest.mark.parametrize(("engine", "generation"), list(FACTORS))
+def test_the_fit_uses_nothing_that_is_held_out_and_nothing_of_another_generation(
+    engine: Engine, generation: str
+) -> None:
+    own = [point for point in POINTS if (point.use, point.engine, point.generation) == (Use.FITTED, engine, generation)]
+    assert fit(engine, generation, own) == fit(engine, generation)
+
+
+@pytest.mark.parametrize(("engine", "generation"), list(FACTORS))
+def test_no_other_factors_are_nearer_to_the_fitted_points(engine: Engine, generation: str) -> None:
+    own = [point for point in POINTS if (point.use, point.engine, point.generation) == (Use.FITTED, engine, generation)]
+
+    def squares(factors: Efficiency) -> float:
+        return sum(log(predict(point, factors) / point.value) ** 2 for point in own)
+
+    best = fit(engine, generation)
+    for factor in ("dense_bandwidth_ratio", "expert_bandwidth_ratio", "layer_overhead_s"):
+        for by in (0.7, 0.9, 0.97):
+            assert squares(replace(best, **{factor: getattr(best, factor) * by})) >= squares(best)
+
+
+def test_an_older_generation_has_the_factors_of_the_nearest_that_was_measured() -> None:
+    assert efficiency(Engine.SERVING, "v5e") == efficiency(Engine.SERVING, "v5p") == FACTORS[Engine.SERVING, "v6e"]
+    assert efficiency(Engine.SERVING, "tpu7x") == FACTORS[Engine.SERVING, "tpu7x"]
+    assert efficiency(Engine.FUSED, "v6e") == FACTORS[Engine.FUSED, "tpu7x"]
 
 
 def test_every_fitted_point_is_judged_by_a_fit_without_it() -> None:
-    fitted = [residual for residual in residuals() if residual.point.use is Use.FITTED]
+    fitted = [point for point in POINTS if point.use is Use.FITTED]
     unseen = leave_one_out()
-    assert [residual.point for residual in unseen] == [residual.point for residual in fitted]
-    for residual, seen in zip(unseen, fitted, strict=True):
-        assert residual.estimate != seen.estimate
+    assert [residual.point for residual in unseen] == fitted
+    left, residual = next(pair for pair in zip(fitted, unseen, strict=True) if pair[0].name == "Kimi K3, batch 1")
+    others = [point for point in fitted if point is not left]
+    assert residual.estimate == predict(left, fit(Engine.FUSED, "tpu7x", others))
+    # Far from what the fit says that has seen it: few points stand behind the fused kernel.
+    assert residual.error_ratio == pytest.approx(0.45, abs=0.03)
 
 
 def test_a_round_that_was_fitted_is_no_evidence_at_another_length() -> None:
@@ -115,8 +172,27 @@ def test_a_round_that_was_fitted_is_no_evidence_at_another_length() -> None:
 
 def test_factors_are_shares_of_a_peak() -> None:
     for factors in FACTORS.values():
-        ratios = (factors.dense_bandwidth_ratio, factors.expert_bandwidth_ratio, factors.flops_ratio)
-        assert all(0 < ratio <= 1 for ratio in ratios)
+        assert all(0 < getattr(factors, ratio) <= 1 for ratio in RATIOS)
+
+
+def test_errors_are_sizes_and_the_last_is_the_worst() -> None:
+    errors = held_out_errors(residuals())
+    assert errors == tuple(sorted(errors))
+    assert errors[0] >= 0
+    slow = found("Qwen3-8B, 1k/1k, 256 at once", Measure.WAVE_TOKENS_PER_S).error_ratio
+    assert slow is not None
+    assert slow < 0
+    assert -slow in errors
+
+
+def test_a_wave_is_its_prompts_one_after_another_and_then_its_answers_together() -> None:
+    point = next(one for one in POINTS if one.measure is Measure.WAVE_TOKENS_PER_S and one.num_requests == 256)
+    tpot_s, ttft_s = (
+        predict(replace(point, measure=measure), PEAK) / 1e3 for measure in (Measure.WAVE_TPOT_MS, Measure.WAVE_TTFT_MS)
+    )
+    # The mean over 1, 2, ..., 256 prompts' time.
+    prompt_s = ttft_s / 128.5
+    assert predict(point, PEAK) == pytest.approx(256 * 1024 / (256 * prompt_s + 1023 * tpot_s))
 
 
 def test_every_point_is_in_the_table_once_and_those_not_comparable_have_no_figure() -> None:

@@ -1,5 +1,6 @@
 """Facts of the report, its JSON's keys, and that the text says them."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from time import process_time
@@ -20,7 +21,7 @@ from ostrya.capacity.render_search import comparison_text
 from ostrya.capacity.report import batch_ladder, report
 from ostrya.capacity.serving import prefill
 from ostrya.capacity.spec import FP8, with_weights
-from ostrya.capacity.values import count, duration, size, table
+from ostrya.capacity.values import count, duration, size, table, three
 from ostrya.errors import ConfigError
 
 SETUP = Setup(context_tokens=8192, num_requests=1, prompt_tokens=8192, engine=Engine.SERVING)
@@ -149,7 +150,8 @@ KEYS = {
     *(f"model.{key}" for key in ("drafter_bytes", "kv_storage", "kv_bytes_per_token", "state_storage")),
     *("model.window_bytes_per_request", "model.state_bytes_per_request", "model.num_params_active_with_embedding"),
     *(f"model.parts[].{key}" for key in ("part", "num_params", "num_params_active", "storage", "num_bytes")),
-    *(f"slice.{key}" for key in ("name", "generation", "topology", "machine_type", "num_chips", "num_hosts")),
+    *(f"slice.{key}" for key in ("name", "generation", "topology", "accelerator", "machine_type")),
+    *("slice.num_chips", "slice.num_hosts"),
     *(f"slice.{key}" for key in ("hbm_bytes", "hbm_bytes_per_s", "peak_flops_per_s.bf16", "peak_flops_per_s.fp8")),
     *(f"fit.{key}_bytes" for key in ("hbm", "usable", "weights", "drafter", "scratch", "cache", "state", "free")),
     *(f"fit.{key}" for key in ("max_requests", "max_context_tokens")),
@@ -159,7 +161,7 @@ KEYS = {
     *("prompt.prompt_tokens", "prompt.limit_bound_by", "prompt.bound_by"),
     *(f"prompt.{key}.{which}" for key in ("ttft_s", "prefill_tokens_per_s") for which in BOTH),
     "bound_by",
-    *("fitted_generations[]", "fitted_num_chips[]", "fitted_max_requests"),
+    *("fitted_generations[]", "fitted_num_chips[]", "fitted_max_requests", "warning"),
     *(f"bounds[].{key}" for key in ("name", "num_bytes", "num_flops", "bound_by")),
     *(f"bounds[].{key}.{which}" for key in ("seconds", "share_ratio") for which in BOTH),
     *(f"speculation.{key}" for key in ("num_draft_tokens", "drafter", "acceptance_length", "best_num_draft_tokens")),
@@ -227,7 +229,10 @@ def test_the_check_shows_every_point_with_its_use_and_its_source() -> None:
     lines = text.splitlines()
     for row in rows:
         point = row.point
-        (line,) = (one for one in lines if one.startswith(f"  {point.name}  ") and f" {point.measure.value}  " in one)
+        start = re.compile(
+            rf"  {re.escape(point.name)}  +({point.slice_name} )? *{three(point.value)}  {point.measure.value}  "
+        )
+        (line,) = (one for one in lines if start.match(one))
         if point.use is Use.NOT_COMPARABLE:
             assert point.reason in line
         else:
@@ -245,8 +250,9 @@ def test_the_check_shows_every_point_with_its_use_and_its_source() -> None:
 
 def test_an_estimate_says_when_its_factors_are_from_another_generation() -> None:
     spec = find_model("llama-3.1-8b")
-    carried = "Nothing published for v6e: factors are carried over from tpu7x."
-    assert carried in as_text(report(spec, find_slice("v6e-8"), SETUP))
+    carried = "Nothing published for v5p: factors are carried over from v6e."
+    assert carried in as_text(report(spec, find_slice("v5p-8"), SETUP))
+    assert "carried over" not in as_text(report(spec, find_slice("v6e-4"), SETUP))
     assert "carried over" not in as_text(report(spec, find_slice("tpu7x-4"), SETUP))
 
 
@@ -320,5 +326,6 @@ def test_what_windows_hold_is_told_apart_from_what_grows() -> None:
 def test_a_comparison_says_where_its_estimates_are_from() -> None:
     spec = find_model("llama-3.1-8b")
     text = comparison_text(spec.name, SETUP, compare(spec, SETUP))
-    assert "Estimate: serving, fitted on 4 chips of tpu7x, to batch 256; elsewhere carried over." in text
+    origin = "Estimate: serving, fitted on v6e (4 and 16 chips, to batch 256), tpu7x (4 chips, to batch 256);"
+    assert f"{origin} elsewhere carried over from v6e." in text
     assert "0.00" not in text

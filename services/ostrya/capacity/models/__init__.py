@@ -20,6 +20,7 @@ _SPECS: tuple[Callable[[], ModelSpec], ...] = (
     dense.llama_3_1_8b,
     dense.llama_3_1_70b,
     dense.qwen3_8b,
+    dense.qwen3_32b,
     qwen.qwen3_30b_a3b,
     dense.gemma_3_270m,
     sparse.gpt_oss_120b,

@@ -118,6 +118,20 @@ def gemma_3_270m() -> ModelSpec:
     )
 
 
+def qwen3_32b() -> ModelSpec:
+    """Source: config.json of Qwen/Qwen3-32B; 32.8 B on its card."""
+    return llama_like(
+        name="qwen3-32b",
+        num_layers=64,
+        hidden=5120,
+        inner=25600,
+        attention=GroupedAttention(num_heads=64, num_kv_heads=8, head_dim=128, qk_norm=True),
+        vocab_size=151936,
+        max_context_tokens=40960,
+        announced=Announced(num_params=32.8e9),
+    )
+
+
 def gemma_3(
     *,
     name: str,

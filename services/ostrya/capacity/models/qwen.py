@@ -70,7 +70,7 @@ def qwen3_30b_a3b() -> ModelSpec:
         num_layers=48,
         hidden=2048,
         attention=GroupedAttention(num_heads=32, num_kv_heads=4, head_dim=128, qk_norm=True),
-        ffn=MoeFfn(num_experts=128, top_k=8, inner=768),
+        ffn=MoeFfn(num_experts=128, top_k=8, inner=768, router_bias=False),
         vocab_size=151936,
         max_context_tokens=40960,
         announced=Announced(num_params=30.5e9, num_params_active=3.3e9, active_counts_embedding=True),
@@ -108,7 +108,7 @@ def qwen3_5_397b_a17b() -> ModelSpec:
     assumed 0.46 B, as above.
     """
     attention = GroupedAttention(num_heads=32, num_kv_heads=2, head_dim=256, output_gate=True, qk_norm=True)
-    ffn = MoeFfn(num_experts=512, top_k=10, inner=1024, num_shared=1, shared_gate=True)
+    ffn = MoeFfn(num_experts=512, top_k=10, inner=1024, num_shared=1, shared_gate=True, router_bias=False)
     spec = qwen3_hybrid(
         name="qwen3.5-397b-a17b",
         num_layers=60,
