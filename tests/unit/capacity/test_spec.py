@@ -1,11 +1,13 @@
 """Specs hold what their models' makers publish, and can be narrowed to other dtypes."""
 
+from dataclasses import replace
+
 import pytest
 
 from ostrya.capacity.layers import MoeFfn, Part, Phase
 from ostrya.capacity.mixers import CompressedAttention, GatedDeltaNet, GroupedAttention, KimiDeltaAttention
 from ostrya.capacity.models import find_model, models
-from ostrya.capacity.spec import FP8, FP32, INT8, MXFP4, with_kv, with_weights
+from ostrya.capacity.spec import BF16, FP8, FP32, INT8, MXFP4, Q4_1, STORAGES, Storage, with_kv, with_weights
 from ostrya.capacity.weights import weight_bytes
 from ostrya.errors import ConfigError
 
@@ -53,11 +55,106 @@ def test_deepseek_v4_1_runs_half_its_layers_over_a_prompt() -> None:
     assert sum(group.count for group in layers if Phase.DECODE in group.phases) == 40
 
 
-def test_narrowing_weights_leaves_what_is_narrower_already() -> None:
-    spec = with_weights(find_model("kimi-k3"), FP8)
-    assert spec.storage_of(Part.ROUTED_EXPERTS) is MXFP4
-    assert spec.storage_of(Part.ATTENTION) is FP8
-    assert spec.storage_of(Part.NORMS).bits == 16
+# Bits with their scales (OCP Microscaling 1.0: 4 + 8/32; NVFP4: 4 + 8/16; compressed-tensors' groups of 32 with a bf16
+# scale: 4 + 16/32; GGUF's blocks of 32: 4 + (16 + 16)/32 and 8 + 16/32) and the narrowest dtype that holds every value.
+@pytest.mark.parametrize(
+    ("name", "bits", "multiplied_as"),
+    [
+        ("fp32", 32, "bf16"),
+        ("bf16", 16, "bf16"),
+        ("fp8", 8, "fp8"),
+        ("int8", 8, "int8"),
+        ("mxfp4", 4.25, "fp8"),
+        ("int4", 4.5, "bf16"),
+        ("nvfp4", 4.5, "fp8"),
+        ("q4_1", 5, "bf16"),
+        ("q8_0", 8.5, "bf16"),
+    ],
+)
+def test_a_storage_has_its_bits_and_the_dtype_it_is_multiplied_in(name: str, bits: float, multiplied_as: str) -> None:
+    storage = STORAGES[name]
+    assert (storage.name, storage.bits, storage.num_bytes) == (name, bits, bits / 8)
+    assert storage.multiplied_as == multiplied_as
+
+
+_FP8_RELEASE = {"embedding": "bf16", "head": "bf16", "norms": "bf16", "router": "bf16", "vision": "bf16"}
+
+
+# As the docstrings in models/ say of the releases: most weights, parts that differ, keys and values, longest context.
+@pytest.mark.parametrize(
+    ("name", "most", "others", "kv", "max_context_tokens"),
+    [
+        ("kimi-k3", "bf16", {"routed experts": "mxfp4"}, "fp8", 1_048_576),
+        ("kimi-k2.5", "bf16", {"routed experts": "int4"}, "bf16", 262_144),
+        ("qwen3.8-27b", "bf16", {}, "bf16", 262_144),
+        ("qwen3.5-397b-a17b", "fp8", _FP8_RELEASE, "bf16", 262_144),
+        ("deepseek-v4-flash", "fp8", _FP8_RELEASE | {"routed experts": "mxfp4"}, "fp8", 1_048_576),
+        ("deepseek-v4.1-flash", "fp8", _FP8_RELEASE | {"routed experts": "mxfp4"}, "fp4", 1_048_576),
+        ("beam-1.0-501b", "bf16", {}, "bf16", 262_144),
+        ("llama-3.1-8b", "bf16", {}, "bf16", 131_072),
+        ("llama-3.1-70b", "bf16", {}, "bf16", 131_072),
+        ("qwen3-8b", "bf16", {}, "bf16", 40_960),
+        ("qwen3-30b-a3b", "bf16", {}, "bf16", 40_960),
+        ("gemma-3-270m", "bf16", {}, "bf16", 32_768),
+        ("gpt-oss-120b", "bf16", {"routed experts": "mxfp4"}, "bf16", 131_072),
+        ("smollm2-135m", "q4_1", {"embedding": "q8_0", "head": "q8_0", "norms": "fp32"}, "bf16", 8192),
+        ("muse-spark-1.2", "bf16", {"routed experts": "nvfp4"}, "bf16", 262_144),
+    ],
+)
+def test_a_model_is_stored_as_it_was_released(
+    name: str, most: str, others: dict[str, str], kv: str, max_context_tokens: int
+) -> None:
+    spec = find_model(name)
+    weights = [part for part in Part if part not in {Part.CACHE, Part.STATE, Part.DRAFTER}]
+    assert {part: spec.storage_of(part).name for part in weights} == {part: others.get(part, most) for part in weights}
+    assert (spec.kv_storage.name, spec.state_storage) == (kv, FP32)
+    assert spec.max_context_tokens == max_context_tokens
+
+
+# What is multiplied is narrowed; norms, routers, vision, tables never; embedding and head to 16 bits; nothing widens.
+@pytest.mark.parametrize(
+    ("name", "stored", "wanted", "by_part"),
+    [
+        (
+            "deepseek-v4.1-flash",
+            FP8,
+            MXFP4,
+            "mxfp4: attention, dense ffn, routed experts, shared experts, latent projections; "
+            "bf16: embedding, head, router, norms, vision; fp8: tables",
+        ),
+        (
+            "kimi-k3",
+            BF16,
+            FP8,
+            "fp8: attention, dense ffn, shared experts, latent projections; mxfp4: routed experts; "
+            "bf16: embedding, head, router, norms, vision, tables",
+        ),
+        (
+            "llama-3.1-8b",
+            FP32,
+            BF16,
+            "bf16: embedding, head, attention, dense ffn, routed experts, shared experts, latent projections; "
+            "fp32: router, norms, vision, tables",
+        ),
+        (
+            "smollm2-135m",
+            Q4_1,
+            INT8,
+            "q4_1: attention, dense ffn, routed experts, shared experts, latent projections, router, vision, tables; "
+            "q8_0: embedding, head; fp32: norms",
+        ),
+    ],
+)
+def test_narrowing_weights_leaves_what_checkpoints_leave_and_what_is_narrower_already(
+    name: str, stored: Storage, wanted: Storage, by_part: str
+) -> None:
+    spec = with_weights(replace(find_model(name), storage=stored), wanted)
+    expected = {part: kind.split(": ")[0] for kind in by_part.split("; ") for part in kind.split(": ")[1].split(", ")}
+    assert {part: spec.storage_of(Part(part)).name for part in expected} == expected
+
+
+def test_a_storage_as_narrow_as_another_does_not_replace_it() -> None:
+    assert with_weights(find_model("qwen3.5-397b-a17b"), INT8).storage_of(Part.ATTENTION) is FP8
 
 
 def test_narrowing_weights_makes_them_smaller_and_never_larger() -> None:

@@ -1,5 +1,7 @@
 """Rounds: their cost beside a plain step, what acceptance makes of it, and the best number of drafted tokens."""
 
+from dataclasses import replace
+
 import pytest
 
 from ostrya.capacity.chips import find_slice
@@ -8,6 +10,7 @@ from ostrya.capacity.estimate import FACTORS
 from ostrya.capacity.layers import Part
 from ostrya.capacity.models import find_model
 from ostrya.capacity.published import Engine
+from ostrya.capacity.spec import FP8
 from ostrya.capacity.speculation import acceptance_length, best_draft, break_even_length, round_time
 from ostrya.capacity.step import step_time
 from ostrya.errors import ConfigError
@@ -47,10 +50,92 @@ def test_speculation_must_earn_more_on_sparse_experts_than_on_a_dense_model() ->
     assert 1.05 < dense < 1.25
 
 
-def test_a_drafter_that_drafts_in_one_pass_runs_once_and_a_chain_once_per_token() -> None:
-    assert len(round_time(K3, SIXTEEN, num_draft_tokens=7).draft) == 1
-    chain = round_time(find_model("deepseek-v4-flash"), find_slice("tpu7x-4"), num_draft_tokens=3)
-    assert len(chain.draft) == 3
+V4_EXPERT = 3 * 4096 * 2048
+V4_WINDOW = 1024 * (4096 + 1 + 64 * 512) + 512 * (4096 + 1) + 64 * 512 * 1024 + 8 * 1024 * 4096 + 64
+"""Queries through a rank of 1,024, one KV head of 512, both with a norm; output in 8 groups of 1,024; sinks."""
+DRAFT_PASSES = [
+    pytest.param(
+        # All of DSpark is bf16, its keys and values the model's fp8; five layers with windows of 2,048 tokens. One
+        # pass takes seven rows of each request.
+        "kimi-k3",
+        7,
+        1,
+        {
+            Part.EMBEDDING: (14 * 7168 * 2, 0),
+            Part.HEAD: (163840 * 7168 * 2, 14 * 2 * 163840 * 7168),
+            # 96 query heads and an output as wide, 16 KV heads, of 64; norms of a query's and a key's head.
+            Part.ATTENTION: (
+                5 * (7168 * 64 * (2 * 96 + 2 * 16) + 2 * 64) * 2,
+                14 * 2 * 5 * (7168 * 64 * (2 * 96 + 2 * 16) + 2 * 64),
+            ),
+            Part.DENSE_FFN: (5 * 3 * 7168 * 14336 * 2, 14 * 2 * 5 * 3 * 7168 * 14336),
+            # Two norms a layer; five taps of hidden states; the Markov head's lookup and projection, of rank 256.
+            Part.NORMS: ((5 * 2 * 7168 + 5 * 7168**2 + 2 * 163840 * 256) * 2, 14 * 2 * 5 * 2 * 7168),
+            Part.CACHE: (2 * 5 * (2048 + 7) * 2 * 16 * 64, 14 * 5 * 2048 * 4 * 96 * 64),
+        },
+        id="one pass",
+    ),
+    pytest.param(
+        # MTP is FP8 with FP4 experts, its keys and values FP8; embedding and head are the model's bf16. A pass takes
+        # one row of each request.
+        "deepseek-v4-flash",
+        3,
+        3,
+        {
+            Part.EMBEDDING: (2 * 4096 * 2, 0),
+            Part.HEAD: (129280 * 4096 * 2, 2 * 2 * 129280 * 4096),
+            # Window attention, as wide as the model's.
+            Part.ATTENTION: (V4_WINDOW, 2 * 2 * V4_WINDOW),
+            # Of 256 experts two tokens draw 6 each.
+            Part.ROUTED_EXPERTS: (256 * (1 - (250 / 256) ** 2) * V4_EXPERT * 4.25 / 8, 2 * 2 * 6 * V4_EXPERT),
+            Part.SHARED_EXPERTS: (V4_EXPERT, 2 * 2 * V4_EXPERT),
+            # Two norms, two mixing matrices of 4 streams into 24, and two square projections.
+            Part.NORMS: ((2 + 2 * 24) * 4096 + 2 * 4096**2, 2 * 2 * (2 + 2 * 24) * 4096),
+            # A window of 128, whatever the context.
+            Part.CACHE: (2 * (128 + 1) * 512, 2 * 128 * 4 * 64 * 512),
+        },
+        id="chain",
+    ),
+    pytest.param(
+        # Of DFlash2 no more is published than its two billion parameters.
+        "qwen3.8-27b",
+        7,
+        1,
+        {
+            Part.EMBEDDING: (14 * 5120 * 2, 0),
+            Part.HEAD: (248320 * 5120 * 2, 14 * 2 * 248320 * 5120),
+            Part.NORMS: (2e9 * 2, 0),
+        },
+        id="total only",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "num_draft_tokens", "num_passes", "expected"), DRAFT_PASSES)
+def test_a_round_drafts_in_these_passes_and_verifies_a_row_more_than_it_drafts(
+    name: str, num_draft_tokens: int, num_passes: int, expected: dict[Part, tuple[float, float]]
+) -> None:
+    """Bytes and FLOPs of a pass by hand, for two requests of 10,000 tokens."""
+    spec = find_model(name)
+    found = round_time(spec, SIXTEEN, num_draft_tokens=num_draft_tokens, num_requests=2, context_tokens=10_000)
+    assert len(found.draft) == num_passes
+    for one in found.draft:
+        parts = {part.part: (part.num_bytes, part.num_flops) for part in one.parts}
+        assert {part: parts[part] for part in expected} == {
+            part: pytest.approx(both) for part, both in expected.items()
+        }
+    verify = Work(num_requests=2, rows_per_request=num_draft_tokens + 1, context_tokens=10_000)
+    assert found.verify == step_time(spec, SIXTEEN, verify)
+    assert found.num_bytes == sum(one.num_bytes for one in found.draft) + found.verify.num_bytes
+    assert found.seconds == sum(one.seconds for one in found.draft) + found.verify.seconds
+
+
+def test_a_drafter_stays_as_it_is_beside_narrower_weights() -> None:
+    beside = replace(K3, storage=FP8)
+    attention = next(
+        part for part in round_time(beside, SIXTEEN, num_draft_tokens=7).draft[0].parts if part.part is Part.ATTENTION
+    )
+    assert attention.num_bytes == 5 * (7168 * 64 * (2 * 96 + 2 * 16) + 2 * 64) * 2
 
 
 def test_without_a_drafter_drafting_is_free() -> None:
@@ -88,7 +173,7 @@ HUMAN_EVAL = (0.76, 0.56, 0.41, 0.30, 0.23, 0.18, 0.14)
 
 
 def test_on_sparse_experts_the_best_draft_is_shortest_at_medium_batch() -> None:
-    fused = FACTORS[Engine.FUSED]
+    fused = FACTORS[Engine.FUSED, "tpu7x"]
     best = [
         best_draft(K3, SIXTEEN, HUMAN_EVAL, num_requests=batch, efficiency=fused).num_draft_tokens
         for batch in (1, 4, 8, 16)
@@ -101,7 +186,7 @@ def test_on_sparse_experts_the_best_draft_is_shortest_at_medium_batch() -> None:
 
 def test_at_the_length_that_drafters_earn_kimi_k3_does_about_400_tokens_a_second() -> None:
     # 8.46 ms measured, at the 3.4 that real prompts give (not the 6 that the headline forces).
-    earned = round_time(K3, SIXTEEN, num_draft_tokens=7, context_tokens=500, efficiency=FACTORS[Engine.FUSED])
+    earned = round_time(K3, SIXTEEN, num_draft_tokens=7, context_tokens=500, efficiency=FACTORS[Engine.FUSED, "tpu7x"])
     assert earned.tokens_per_s(3.4) == pytest.approx(402, rel=0.10)
 
 
