@@ -1,11 +1,15 @@
 import json
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from ostrya.capacity import estimate
+from ostrya.capacity.published import POINTS, Engine
 from ostrya.cli.main import app
 
 K3 = ("--model", "kimi-k3")
@@ -109,12 +113,37 @@ def test_a_search_may_draft() -> None:
     assert "3 tokens drafted, acceptance length 3.40" in run(*asked).stdout
 
 
-def test_lists_and_comparisons_and_checks_have_both_forms() -> None:
+def test_options_reach_the_search() -> None:
+    asked = (*K3, "--slice", "tpu7x-16", "--slo", "ttft=60s,tpot=1000000us", "--rate", "300/h", "--price", "tpu7x=9")
+    usual = document(*asked)
+    assert usual["goal"] == {"ttft_s": 60.0, "tpot_s": 1.0}
+    assert usual["prices_per_chip_hour"] == {"tpu7x": 9.0}
+    # 300 / 3600; 500 tokens of answer unless asked otherwise.
+    load = {"requests_per_s": pytest.approx(1 / 12), "prompt_tokens": 8192, "output_tokens": 500, "hit_ratio": 0.0}
+    assert usual["load"] == load
+    words = ("--prompt", "1,000", "--output", "50", "--hit-ratio", "0.25")
+    assert document(*asked, *words)["load"] == load | {"prompt_tokens": 1000, "output_tokens": 50, "hit_ratio": 0.25}
+    for option, word in (
+        ("--chunk", "512"),
+        ("--placement", "tensor-parallel"),
+        ("--engine", "fused"),
+        ("--dtype", "fp8"),
+        ("--kv-dtype", "bf16"),
+        ("--hit-ratio", "0.9"),
+    ):
+        assert document(*asked, option, word)["best"] != usual["best"]
+
+
+def test_lists_and_comparisons_and_checks_have_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "qwen3.8-27b" in run("--list").stdout
     assert {"models", "slices"} == document("--list").keys()
     assert "tpu7x-16" in run(*K3, "--compare").stdout
     assert {"model", "setup", "slices"} == document(*K3, "--compare").keys()
-    assert "held out" in run("--check").stdout
+    # Four fits instead of twenty.
+    fused = [point for point in POINTS if point.engine is Engine.FUSED]
+    monkeypatch.setattr(estimate, "leave_one_out", partial(estimate.leave_one_out, fused))
+    (first,) = (line for line in run("--check").stdout.splitlines() if line.startswith("  Kimi K3, batch 1 "))
+    assert len(re.findall(r"[+-]\d+%", first)) == 2
     points = document("--check")["points"]
     assert isinstance(points, list)
     assert {"point", "limit", "estimate", "error_ratio"} == points[0].keys()
