@@ -16,8 +16,16 @@ from ostrya.capacity.serving import prefill, serving
 from ostrya.capacity.speculation import round_time
 from ostrya.capacity.step import PEAK, Efficiency, Work, step_time
 
-_FUSED_FLOPS_RATIO = 0.317
+_FUSED_FLOPS_RATIO = 0.324
 """Assumed: nobody has published how fast such a kernel computes prompts; as serving engines on the same chip."""
+ASSUMED: Mapping[Engine, frozenset[str]] = MappingProxyType(
+    {
+        Engine.FUSED: frozenset({"cache_bandwidth_ratio", "flops_ratio", "exposed_ici_ratio"}),
+        Engine.SERVING: frozenset({"exposed_ici_ratio"}),
+    }
+)
+"""Factors that no published point tells: transfers on links are taken as exposed, and a fused kernel's caches as read
+like its dense weights, since its points have short contexts."""
 
 FACTORS: Mapping[tuple[Engine, str], Efficiency] = MappingProxyType(
     {
@@ -25,7 +33,6 @@ FACTORS: Mapping[tuple[Engine, str], Efficiency] = MappingProxyType(
             name=Engine.FUSED,
             dense_bandwidth_ratio=0.806,
             expert_bandwidth_ratio=0.306,
-            # Assumed as dense: the published points have short contexts.
             cache_bandwidth_ratio=0.806,
             flops_ratio=_FUSED_FLOPS_RATIO,
             exposed_ici_ratio=1.0,
@@ -34,25 +41,24 @@ FACTORS: Mapping[tuple[Engine, str], Efficiency] = MappingProxyType(
         (Engine.SERVING, "tpu7x"): Efficiency(
             name=Engine.SERVING,
             dense_bandwidth_ratio=0.865,
-            expert_bandwidth_ratio=0.821,
-            cache_bandwidth_ratio=0.183,
-            flops_ratio=0.317,
+            expert_bandwidth_ratio=0.685,
+            cache_bandwidth_ratio=0.213,
+            flops_ratio=0.324,
             exposed_ici_ratio=1.0,
-            layer_overhead_s=211e-6,
+            layer_overhead_s=202e-6,
         ),
         (Engine.SERVING, "v6e"): Efficiency(
             name=Engine.SERVING,
-            dense_bandwidth_ratio=0.807,
-            expert_bandwidth_ratio=0.238,
-            cache_bandwidth_ratio=0.442,
-            flops_ratio=0.180,
+            dense_bandwidth_ratio=0.795,
+            expert_bandwidth_ratio=0.229,
+            cache_bandwidth_ratio=0.411,
+            flops_ratio=0.315,
             exposed_ici_ratio=1.0,
-            layer_overhead_s=73.0e-6,
+            layer_overhead_s=68.3e-6,
         ),
     }
 )
-"""What fit() finds, in three digits, by engine and TPU generation. Transfers on links are taken as exposed, since no
-point tells them apart."""
+"""What fit() finds, in three digits, by engine and TPU generation."""
 
 
 def fitted_generation(engine: Engine, generation: str) -> str:
@@ -98,18 +104,6 @@ def predict(point: Point, efficiency: Efficiency) -> float:
                 context_tokens=context_tokens,
                 efficiency=efficiency,
             ).tokens_per_s(point.acceptance_length)
-        case Measure.WAVE_TPOT_MS | Measure.WAVE_TTFT_MS | Measure.WAVE_TOKENS_PER_S:
-            decode = Work(num_requests=point.num_requests, context_tokens=context_tokens)
-            tpot_s = step_time(spec, where, decode, efficiency=efficiency).seconds
-            prompt_s = prefill(
-                spec, where, point.prompt_tokens, chunk_tokens=chunk_tokens, efficiency=efficiency
-            ).seconds
-            if point.measure is Measure.WAVE_TPOT_MS:
-                return 1e3 * tpot_s
-            if point.measure is Measure.WAVE_TTFT_MS:
-                return 1e3 * prompt_s * (point.num_requests + 1) / 2
-            wave_s = point.num_requests * prompt_s + (point.output_tokens - 1) * tpot_s
-            return point.num_requests * point.output_tokens / wave_s
         case Measure.TPOT_MS | Measure.SERVED_TOKENS_PER_S:
             load = serving(
                 spec,
@@ -121,6 +115,33 @@ def predict(point: Point, efficiency: Efficiency) -> float:
                 efficiency=efficiency,
             )
             return 1e3 * load.tpot_s if point.measure is Measure.TPOT_MS else load.output_tokens_per_s
+        case _:
+            decode = Work(num_requests=point.num_requests, context_tokens=context_tokens)
+            step_s = step_time(spec, where, decode, efficiency=efficiency).seconds
+            prompt_s = prefill(
+                spec, where, point.prompt_tokens, chunk_tokens=chunk_tokens, efficiency=efficiency
+            ).seconds
+            return _of_wave(point, step_s, prompt_s)
+
+
+def _of_wave(point: Point, step_s: float, prompt_s: float) -> float:
+    """From the time of a step that decodes all requests, and of one prompt alone."""
+    count, output_tokens = point.num_requests, point.output_tokens
+    match point.measure:
+        case Measure.WAVE_ITL_MS:
+            return 1e3 * step_s
+        case Measure.WAVE_TPOT_MS:
+            # On average half of the other prompts come after a request's own.
+            return 1e3 * (step_s + (count - 1) / 2 * prompt_s / (output_tokens - 1))
+        case Measure.WAVE_TTFT_MS:
+            return 1e3 * (count + 1) / 2 * prompt_s
+        case Measure.LINE_TTFT_MS:
+            # A third as in a wave, and two thirds behind all others.
+            return 1e3 * ((count + 1) / 2 + 2 * count) / 3 * prompt_s
+        case Measure.WAVE_TOKENS_PER_S:
+            return count * output_tokens / (count * prompt_s + (output_tokens - 1) * step_s)
+        case _:
+            raise AssertionError(point.measure)
 
 
 def residuals(points: Sequence[Point] = POINTS) -> tuple[Residual, ...]:
@@ -129,12 +150,20 @@ def residuals(points: Sequence[Point] = POINTS) -> tuple[Residual, ...]:
 
 
 def leave_one_out(points: Sequence[Point] = POINTS) -> tuple[Residual, ...]:
-    """Every FITTED point against factors fitted to the others: what the fit would have said of it unseen."""
-    return tuple(
-        _residual(left, fit(left.engine, left.generation, [point for point in points if point is not left]))
-        for left in points
-        if left.use is Use.FITTED
-    )
+    """Every FITTED point against factors fitted to the others: what the fit would have said of it unseen.
+
+    No estimate for the only point that tells how fast routed experts are read.
+    """
+    found = []
+    for left in (point for point in points if point.use is Use.FITTED):
+        others = [point for point in points if point is not left]
+        alike = [point for point in others if (point.engine, point.generation) == (left.engine, left.generation)]
+        fitted = (find_model(point.model) for point in alike if point.use is Use.FITTED)
+        if find_model(left.model).is_moe and not any(spec.is_moe for spec in fitted):
+            found.append(Residual(point=left, limit=predict(left, PEAK), estimate=None))
+        else:
+            found.append(_residual(left, fit(left.engine, left.generation, others)))
+    return tuple(found)
 
 
 def held_out_errors(rows: Sequence[Residual]) -> tuple[float, ...]:
@@ -151,39 +180,40 @@ def _residual(point: Point, factors: Efficiency | None = None) -> Residual:
 
 
 def fit(engine: Engine, generation: str, points: Sequence[Point] = POINTS) -> Efficiency:
-    """Factors that minimize the squared logarithms of estimate / published over the FITTED points of both.
-
-    The best that is found from every one of _STARTS: where a ratio is held at 1 the errors have no slope.
-    """
+    """Factors that minimize the squared logarithms of estimate / published over the FITTED points of both."""
     fitted = [
         point for point in points if (point.engine, point.generation, point.use) == (engine, generation, Use.FITTED)
     ]
 
-    def errors(logs: Sequence[float]) -> list[float]:
-        factors = _efficiency(engine, [exp(value) for value in logs])
+    def errors(unknowns: Sequence[float]) -> list[float]:
+        factors = _efficiency(engine, unknowns)
         return [log(predict(point, factors) / point.value) for point in fitted]
 
-    unknowns = 3 if engine is Engine.FUSED else 5
-    found = (least_squares(errors, [log(value) for value in start[:unknowns]]) for start in _STARTS)
-    best = min(found, key=lambda logs: sum(error**2 for error in errors(logs)))
-    return _efficiency(engine, [exp(value) for value in best])
+    return _efficiency(engine, least_squares(errors, _START[engine]))
 
 
-_STARTS = ((0.7, 0.3, 2e-5, 0.3, 0.4), (0.4, 0.6, 2e-4, 0.2, 0.4), (0.7, 0.2, 7e-5, 0.2, 0.3))
-"""Where the search begins: bandwidth of dense weights and experts, seconds per layer, FLOP/s, bandwidth of caches."""
 _MOST_BANDWIDTH_RATIO = 0.865
 """Copies out of HBM reached 3.2 TB/s of a TPU7x core's 3.7 (Inferact/tpu-megakernels, Muse Spark results)."""
+_START: Mapping[Engine, tuple[float, ...]] = MappingProxyType(
+    {Engine.FUSED: (1.0, -1.0, log(5e-5)), Engine.SERVING: (1.0, -1.0, log(5e-5), -1.0, -1.0)}
+)
+"""Where the search begins; _efficiency says of what."""
 
 
-def _efficiency(engine: Engine, values: Sequence[float]) -> Efficiency:
-    dense, experts, layer_s, *rest = values
-    flops, caches = rest or (_FUSED_FLOPS_RATIO, dense)
+def _efficiency(engine: Engine, unknowns: Sequence[float]) -> Efficiency:
+    """Every number from -inf to inf is a share between 0 and the most there can be; time per layer is a logarithm."""
+    dense, experts, layer, *rest = unknowns
+    bandwidth = _MOST_BANDWIDTH_RATIO * _share(dense)
     return Efficiency(
         name=engine,
-        dense_bandwidth_ratio=min(_MOST_BANDWIDTH_RATIO, dense),
-        expert_bandwidth_ratio=min(_MOST_BANDWIDTH_RATIO, experts),
-        cache_bandwidth_ratio=min(_MOST_BANDWIDTH_RATIO, caches),
-        flops_ratio=min(1.0, flops),
+        dense_bandwidth_ratio=bandwidth,
+        expert_bandwidth_ratio=_MOST_BANDWIDTH_RATIO * _share(experts),
+        cache_bandwidth_ratio=_MOST_BANDWIDTH_RATIO * _share(rest[0]) if rest else bandwidth,
+        flops_ratio=_share(rest[1]) if rest else _FUSED_FLOPS_RATIO,
         exposed_ici_ratio=1.0,
-        layer_overhead_s=layer_s,
+        layer_overhead_s=exp(layer),
     )
+
+
+def _share(unknown: float) -> float:
+    return 1 / (1 + exp(-unknown))

@@ -196,6 +196,8 @@ class Report:
     """Of the points behind the estimate; on another one it is carried over."""
     fitted_num_chips: tuple[int, ...]
     """Of the slices behind the estimate."""
+    fitted_min_requests: int
+    """The smallest batch behind the estimate."""
     fitted_max_requests: int
     """The largest batch behind the estimate."""
     warning: str | None

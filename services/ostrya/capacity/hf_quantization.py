@@ -35,6 +35,8 @@ class Quantization:
     targets: tuple[str, ...] = ()
     """Modules that are; empty: every matrix."""
     experts_only: bool = False
+    head: bool = False
+    """The output head too (GPTQ's lm_head)."""
     kv_storage: Storage | None = None
 
 
@@ -57,6 +59,7 @@ def read_quantization(fields: Fields) -> Quantization | None:
         storage=read(config),
         kept=_kept(config),
         targets=_targets(config),
+        head=config.flag("lm_head"),
         experts_only=method.lower() == _EXPERTS_ONLY,
         kv_storage=_kv_storage(config),
     )

@@ -46,6 +46,8 @@ def stored(spec: ModelSpec, fields: Fields) -> ModelSpec:
         if total:
             share = sum(narrow[pool] * sizes[pool].num_params for pool in pools) / total
             by_part[part] = _mean(found.storage, share)
+    if found.head:
+        by_part[Part.HEAD] = found.storage
     return replace(
         spec,
         storage=BF16,

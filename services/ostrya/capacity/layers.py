@@ -109,7 +109,8 @@ class MoeFfn:
     latent: int | None = None
     """Width in which routed experts work, if it is not the model's (Kimi K3)."""
     hash_routed: bool = False
-    """The token's id chooses its experts: a lookup, no router (DeepSeek V4's first layers)."""
+    """The token's id chooses its experts, and a router without balancing values only scores them (DeepSeek V4's first
+    layers, as in transformers' DeepseekV4HashRouter)."""
     router_bias: bool = True
     """A value per expert beside the router's matrix, which balances it or is its bias."""
     biases: bool = False
@@ -128,5 +129,5 @@ class MoeFfn:
     def _common(self, hidden: int) -> dict[Part, int]:
         shared = self.num_shared * 3 * hidden * (self.shared_inner or self.inner) + self.shared_gate * hidden
         latent = 0 if self.latent is None else 2 * hidden * self.latent + self.latent
-        router = 0 if self.hash_routed else (hidden + self.router_bias) * self.num_experts
+        router = (hidden + (self.router_bias and not self.hash_routed)) * self.num_experts
         return {Part.SHARED_EXPERTS: shared, Part.LATENT: latent, Part.ROUTER: router}

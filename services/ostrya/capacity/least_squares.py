@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 _STEP = 1e-4
 """Of the finite differences; unknowns are logarithms, so it is a relative step."""
 _MAX_ROUNDS = 100
-_CONVERGED = 1e-12
+_CONVERGED = 1e-8
 
 
 def least_squares(errors: Callable[[Sequence[float]], list[float]], start: Sequence[float]) -> list[float]:

@@ -97,14 +97,20 @@ def window_bytes(spec: ModelSpec) -> float:
 
 
 def kv_bytes(
-    spec: ModelSpec, context_tokens: float, *, num_devices: int = 1, placement: Placement = Placement.SPREAD
+    spec: ModelSpec,
+    context_tokens: float,
+    *,
+    num_devices: int = 1,
+    placement: Placement = Placement.SPREAD,
+    drafting: bool = False,
 ) -> float:
-    """What one request keeps in its cache after so many tokens, windows and copies counted."""
+    """What one request keeps in its cache after so many tokens, copies counted; the drafter's too where it drafts."""
+    drafter = spec.drafter.layers if drafting and spec.drafter else ()
     values = sum(
         group.count
         * group.mixer.num_cached_values(context_tokens)
         * num_copies(group.mixer, num_devices=num_devices, placement=placement)
-        for group in spec.layers
+        for group in (*spec.layers, *drafter)
     )
     return values * spec.kv_storage.num_bytes
 
@@ -142,7 +148,7 @@ def fit(
     state = state_bytes(spec, num_devices=where.num_devices, placement=placement) * (1 + num_draft_tokens)
 
     def cache(tokens: int) -> float:
-        return kv_bytes(spec, tokens, num_devices=where.num_devices, placement=placement)
+        return kv_bytes(spec, tokens, num_devices=where.num_devices, placement=placement, drafting=num_draft_tokens > 0)
 
     room = usable - weights - drafter - chunk_tokens * row
     per_request = cache(context_tokens) + state + scratch

@@ -26,12 +26,19 @@ class Measure(StrEnum):
     """Output tokens of all requests, decoding alone."""
     TPOT_MS = "ms TPOT"
     """Time per output token under a load of prompts and answers."""
+    WAVE_ITL_MS = "ms ITL, waves"
+    """Time between tokens where all requests have equal lengths: a wave arrives together, its prompts are computed one
+    by one, and then all decode together."""
     WAVE_TPOT_MS = "ms TPOT, waves"
-    """The same where all requests have equal lengths: they start together, and no prompt disturbs decoding."""
+    """In such waves, the mean over requests of the time from the first token to the last: with the wait for the prompts
+    that were computed in between."""
     WAVE_TTFT_MS = "ms TTFT, waves"
-    """Time to first token, mean over requests that arrive together and whose prompts are computed one by one."""
+    """In such waves, the mean time to first token."""
     WAVE_TOKENS_PER_S = "tok/s, waves"
     """Output tokens of all requests, from the arrival of a wave to its end."""
+    LINE_TTFT_MS = "ms TTFT, line"
+    """Mean time to first token of three times as many requests of one output token: the first arrive together, and
+    whoever is done is replaced at the end of the line."""
     SERVED_TOKENS_PER_S = "served tok/s"
     """Output tokens of all requests under a load of prompts and answers."""
 

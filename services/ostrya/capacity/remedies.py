@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ostrya.capacity.chips import SLICES, Slice, find_slice
+from ostrya.capacity.estimate import FACTORS
 from ostrya.capacity.published import Engine
 from ostrya.capacity.queueing import Goal, Term, first
 from ostrya.capacity.search import Answer, Load, Market, Offer, Refusal, search
@@ -76,10 +77,11 @@ class _Tried:
         return f"weights in fp8 (--dtype fp8): {_named(best)}" if best else None
 
     def fused(self) -> str | None:
-        """The same work in one kernel."""
+        """The same work in one kernel, where such a kernel was measured."""
         if self.market.engine is Engine.FUSED:
             return None
-        best = search(self.spec, self.goal, self.load, replace(self.market, engine=Engine.FUSED)).best
+        measured = tuple(one for one in self.market.slices if (Engine.FUSED, one.chip.name) in FACTORS)
+        best = search(self.spec, self.goal, self.load, replace(self.market, engine=Engine.FUSED, slices=measured)).best
         return f"one fused kernel for all layers (--engine fused): {_named(best)}" if best else None
 
     def shorter(self) -> str | None:

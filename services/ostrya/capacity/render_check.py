@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from ostrya.capacity.estimate import Residual, held_out_errors
+from ostrya.capacity.estimate import ASSUMED, Residual, held_out_errors
 from ostrya.capacity.published import Engine, Point
 from ostrya.capacity.step import Efficiency
 from ostrya.capacity.values import duration, table, three
@@ -23,7 +23,11 @@ def check_text(rows: Sequence[Residual], unseen: Sequence[Residual], factors: Fa
         "PUBLISHED POINTS  error: estimate / published - 1; unseen: that of a fit without the point",
         *_compared(rows, {row.point: row for row in unseen}, marks),
     ]
-    lines += ["", "FITTED FACTORS  shares of the peaks, and time per layer of a step", *_factors(factors)]
+    lines += [
+        "",
+        "FITTED FACTORS  shares of the peaks, and time per layer of a step; in brackets: assumed",
+        *_factors(factors),
+    ]
     if others:
         cells = [(one.name, three(one.value), one.measure.value, one.reason, marks[one.source]) for one in others]
         lines += ["", "NOT COMPARABLE", *table(cells, left=(0, 2, 3))]
@@ -54,14 +58,15 @@ def _compared(rows: Sequence[Residual], unseen: Mapping[Point, Residual], marks:
         if point.reason:
             notes.append(f"  {point.name}: {point.reason}.")
     if errors := held_out_errors(rows):
-        notes.append(
-            f"  Held out of the fit: {len(errors)} points, median error {median(errors):.0%}, worst {errors[-1]:.0%}."
-        )
+        spread = f"median error {median(errors):.0%}, worst {errors[-1]:.0%}"
+        notes.append(f"  Held out of the fit, and following from no fitted one: {len(errors)} points, {spread}.")
     return [*table(cells, left=(0, 1, 3, 8)), *notes]
 
 
 def _error(row: Residual | None) -> str:
-    return "" if row is None or row.error_ratio is None else f"{row.error_ratio:+.0%}"
+    if row is None:
+        return ""
+    return "-" if row.error_ratio is None else f"{row.error_ratio:+.0%}"
 
 
 def _factors(factors: Factors) -> list[str]:
@@ -69,7 +74,18 @@ def _factors(factors: Factors) -> list[str]:
         ("engine", "", "bandwidth", "of routed experts", "of caches", "FLOP/s", "links not hidden", "per layer")
     ]
     for (engine, generation), one in factors.items():
-        bandwidths = (one.dense_bandwidth_ratio, one.expert_bandwidth_ratio, one.cache_bandwidth_ratio)
-        shares = (f"{ratio:.0%}" for ratio in (*bandwidths, one.flops_ratio, one.exposed_ici_ratio))
+        shares = (
+            f"({getattr(one, name):.0%})" if name in ASSUMED[engine] else f"{getattr(one, name):.0%}"
+            for name in _SHARES
+        )
         rows.append((engine.value, generation, *shares, duration(one.layer_overhead_s)))
     return table(rows, left=(0, 1))
+
+
+_SHARES = (
+    "dense_bandwidth_ratio",
+    "expert_bandwidth_ratio",
+    "cache_bandwidth_ratio",
+    "flops_ratio",
+    "exposed_ici_ratio",
+)

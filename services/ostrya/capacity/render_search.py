@@ -68,7 +68,7 @@ def _origin(engine: Engine) -> str:
     own = [fitted(engine, of) for of in CHIPS if fitted_generation(engine, of) == of]
     chips = (" and ".join(map(str, one.num_chips)) for one in own)
     each = (
-        f"{one.generation} ({number} chips, to batch {one.max_requests:,})"
+        f"{one.generation} ({number} chips, batch {one.min_requests} to {one.max_requests:,})"
         for one, number in zip(own, chips, strict=True)
     )
     rest = next(fitted(engine, of).generation for of in CHIPS if fitted_generation(engine, of) != of)

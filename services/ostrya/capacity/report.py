@@ -33,6 +33,7 @@ def report(spec: ModelSpec, where: Slice, setup: Setup) -> Report:
         setup=setup,
         fitted_generations=(behind.generation,),
         fitted_num_chips=behind.num_chips,
+        fitted_min_requests=behind.min_requests,
         fitted_max_requests=behind.max_requests,
         warning=behind.warning(where, setup.num_requests),
         fit=found,

@@ -229,7 +229,7 @@ def _bound_by(spec: ModelSpec, where: Slice, term: Term, load: Load, market: Mar
             spec,
             where,
             load.prompt_tokens,
-            cached_tokens=int(load.prompt_tokens * load.hit_ratio),
+            cached_tokens=min(round(load.prompt_tokens * load.hit_ratio), load.prompt_tokens - 1),
             chunk_tokens=market.chunk_tokens,
             efficiency=market.efficiency(where),
             placement=market.placement,

@@ -5,6 +5,8 @@ from difflib import get_close_matches
 
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 _BYTE_SCALES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
+_NEARLY = 0.9995
+"""What is rounded up to a unit is told in it: 1.00 MB, not 1,000 KB."""
 FLOP_SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -21,7 +23,7 @@ def size(num_bytes: float) -> str:
 def duration(value: float) -> str:
     """1.16 ms."""
     for scale, unit, factor in ((1.0, "s", 1.0), (1e-3, "ms", 1e3)):
-        if value >= scale:
+        if value >= _NEARLY * scale:
             return f"{three(value * factor)} {unit}"
     return f"{three(value * 1e6)} µs"
 
@@ -35,7 +37,7 @@ def unknown(what: str, name: str, names: Iterable[str]) -> str:
 def per_time(per_s: float) -> str:
     """5.00/s, 10.0/h: in the unit that leaves at least 1."""
     for scale, unit in ((1, "s"), (60, "min")):
-        if per_s * scale >= 1:
+        if per_s * scale >= _NEARLY:
             return f"{three(per_s * scale)}/{unit}"
     return f"{three(per_s * 3600)}/h"
 
@@ -57,14 +59,14 @@ def table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> lis
 
 def three(value: float) -> str:
     """Three digits, or all of a large number's."""
-    if value >= 100:
+    if value >= _NEARLY * 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:.1f}" if value >= _NEARLY * 10 else f"{value:.2f}"
 
 
 def scaled(value: float, scales: Sequence[tuple[float, str]], smallest: str = "") -> str:
     """In the largest unit that leaves at least 1; below all of them, a whole number of `smallest`."""
     for scale, unit in scales:
-        if abs(value) >= scale:
+        if abs(value) >= _NEARLY * scale:
             return f"{three(value / scale)} {unit}"
     return f"{value:,.0f} {smallest}".rstrip()

@@ -159,13 +159,20 @@ def _check(given: dict[str, str]) -> _Answer:
     from ostrya.capacity.estimate import FACTORS, leave_one_out, residuals
     from ostrya.capacity.render_check import check_text
 
-    rows = residuals()
+    rows, unseen = residuals(), leave_one_out()
+    without = {one.point: one.error_ratio for one in unseen}
     points = [
-        {"point": one.point, "limit": one.limit, "estimate": one.estimate, "error_ratio": one.error_ratio}
+        {
+            "point": one.point,
+            "limit": one.limit,
+            "estimate": one.estimate,
+            "error_ratio": one.error_ratio,
+            "unseen_error_ratio": without.get(one.point),
+        }
         for one in rows
     ]
     factors = [{"engine": engine, "generation": of, "factors": one} for (engine, of), one in FACTORS.items()]
-    return {"points": points, "factors": factors}, lambda: check_text(rows, leave_one_out(), FACTORS)
+    return {"points": points, "factors": factors}, lambda: check_text(rows, unseen, FACTORS)
 
 
 def _compare(given: dict[str, str]) -> _Answer:

@@ -9,6 +9,8 @@ from statistics import median
 import pytest
 
 from ostrya.capacity import estimate
+from ostrya.capacity.chips import find_slice
+from ostrya.capacity.costs import Work
 from ostrya.capacity.estimate import (
     FACTORS,
     Residual,
@@ -20,8 +22,10 @@ from ostrya.capacity.estimate import (
     residuals,
 )
 from ostrya.capacity.least_squares import least_squares
+from ostrya.capacity.models import find_model
 from ostrya.capacity.published import POINTS, Engine, Measure, Point, Use
-from ostrya.capacity.step import PEAK, Efficiency
+from ostrya.capacity.serving import prefill
+from ostrya.capacity.step import PEAK, Efficiency, step_time
 
 fit_of = cache(fit)
 _SPEEDS = {Measure.TOKENS_PER_S, Measure.SERVED_TOKENS_PER_S, Measure.WAVE_TOKENS_PER_S}
@@ -67,18 +71,30 @@ def test_forced_acceptance_is_within_10_percent(name: str, published: float) -> 
     assert residual.estimate == pytest.approx(published, rel=0.10)
 
 
-def test_serving_engines_are_within_a_third_on_every_point_that_was_not_fitted() -> None:
-    held_out = [one for one in residuals() if (one.point.engine, one.point.use) == (Engine.SERVING, Use.HELD_OUT)]
-    assert len(held_out) == 61
-    for residual in held_out:
+LATER_BUILDS = ("vllm-project/tpu-inference#3079", "vllm-project/tpu-inference#3116")
+
+
+def held_out(generation: str) -> list[Residual]:
+    where = (Engine.SERVING, generation, Use.HELD_OUT)
+    return [one for one in residuals() if (one.point.engine, one.point.generation, one.point.use) == where]
+
+
+@pytest.mark.parametrize(("generation", "num_points", "ratio"), [("v6e", 38, 0.1), ("tpu7x", 38, 0.16)])
+def test_half_of_what_was_not_fitted_is_within_this(generation: str, num_points: int, ratio: float) -> None:
+    rows = held_out(generation)
+    assert len(rows) == num_points
+    assert median(held_out_errors(rows)) < ratio
+
+
+@pytest.mark.parametrize("generation", ["v6e", "tpu7x"])
+def test_serving_engines_are_within_30_percent_but_for_later_builds_and_a_load_that_ran_out(generation: str) -> None:
+    for residual in held_out(generation):
         assert residual.error_ratio is not None
-        assert abs(residual.error_ratio) < 1 / 3, residual.point.name
-
-
-def test_half_of_what_was_not_fitted_is_within_an_eighth_on_each_generation() -> None:
-    for generation in ("v6e", "tpu7x"):
-        rows = [one for one in residuals() if (one.point.engine, one.point.generation) == (Engine.SERVING, generation)]
-        assert median(held_out_errors(rows)) < 1 / 8
+        if residual.point.source in LATER_BUILDS:
+            # Faster by what was tuned since.
+            assert -0.42 < residual.error_ratio < 0.05, residual.point.name
+        elif not residual.point.reason:
+            assert abs(residual.error_ratio) < 0.3, residual.point.name
 
 
 @pytest.mark.parametrize("weights", ["NVFP4", "NVFP4 + int8", "int4"])
@@ -164,11 +180,18 @@ def test_every_fitted_point_is_judged_by_a_fit_without_it(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(estimate, "fit", recorded)
     fitted = [point for point in POINTS if point.use is Use.FITTED]
-    for left, judged, (engine, generation, points) in zip(fitted, leave_one_out(), fits, strict=True):
+    fits_of = iter(fits)
+    for left, judged in zip(fitted, leave_one_out(), strict=True):
         assert judged.point is left
+        if left.name == "Qwen3-30B-A3B, 506/524, 16 at once":
+            # The only one on v6e that has routed experts: nothing else tells how fast they are read.
+            assert (judged.estimate, judged.error_ratio) == (None, None)
+            continue
+        engine, generation, points = next(fits_of)
         assert (engine, generation) == (left.engine, left.slice_name.split("-")[0])
         assert points == [point for point in POINTS if point is not left]
         assert judged.estimate == judged.limit
+    assert next(fits_of, None) is None
 
 
 def test_few_points_stand_behind_the_fused_kernel() -> None:
@@ -178,11 +201,16 @@ def test_few_points_stand_behind_the_fused_kernel() -> None:
     assert first.error_ratio == pytest.approx(0.45, abs=0.03)
 
 
-def test_a_round_that_was_fitted_is_no_evidence_at_another_length() -> None:
-    rows = residuals()
-    held = [row for row in rows if row.point.use is Use.HELD_OUT]
-    assert [row.point.name for row in held if row.point.repeats_fitted] == ["Kimi K3 with DSpark, length 3 forced"]
-    assert len(held_out_errors(rows)) == len(held) - 1
+def test_what_follows_from_a_fitted_point_is_no_evidence() -> None:
+    rows = [row for row in residuals() if row.point.use is Use.HELD_OUT]
+    fitted = {(point.name, point.slice_name) for point in POINTS if point.use is Use.FITTED}
+    throughput = {Measure.SERVED_TOKENS_PER_S, Measure.WAVE_TOKENS_PER_S}
+    for row in rows:
+        point = row.point
+        same_round = point.name == "Kimi K3 with DSpark, length 3 forced"
+        same_run = (point.name, point.slice_name) in fitted and point.measure in throughput
+        assert point.repeats_fitted == (same_round or same_run)
+    assert len(held_out_errors(rows)) == len(rows) - 12
 
 
 def test_factors_are_shares_of_a_peak() -> None:
@@ -205,16 +233,34 @@ def test_errors_are_sizes_and_the_last_is_the_worst() -> None:
 
 def test_a_wave_is_its_prompts_one_after_another_and_then_its_answers_together() -> None:
     point = next(one for one in POINTS if one.measure is Measure.WAVE_TOKENS_PER_S and one.num_requests == 256)
-    tpot_s, ttft_s = (
-        predict(replace(point, measure=measure), PEAK) / 1e3 for measure in (Measure.WAVE_TPOT_MS, Measure.WAVE_TTFT_MS)
+    assert (point.prompt_tokens, point.output_tokens) == (1024, 1024)
+
+    def of(measure: Measure) -> float:
+        return predict(replace(point, measure=measure), PEAK)
+
+    spec, where = find_model("qwen3-8b"), find_slice("v6e-4")
+    step_s = step_time(spec, where, Work(num_requests=256, context_tokens=1536)).seconds
+    prompt_s = prefill(spec, where, 1024).seconds
+    assert of(Measure.WAVE_ITL_MS) == pytest.approx(1e3 * step_s)
+    # The first waits for its own prompt, the last for all 256; and 255, ..., 0 prompts come after one's own.
+    assert of(Measure.WAVE_TTFT_MS) == pytest.approx(1e3 * 128.5 * prompt_s)
+    assert of(Measure.WAVE_TPOT_MS) == pytest.approx(1e3 * (step_s + 127.5 * prompt_s / 1023))
+    assert of(Measure.WAVE_TOKENS_PER_S) == pytest.approx(256 * 1024 / (256 * prompt_s + 1023 * step_s))
+    # Whenever a request got its first token, it ends with the wave.
+    assert of(Measure.WAVE_TTFT_MS) + 1023 * of(Measure.WAVE_TPOT_MS) == pytest.approx(
+        1e3 * 256 * 1024 / of(Measure.WAVE_TOKENS_PER_S)
     )
-    # The mean over 1, 2, ..., 256 prompts' time.
-    prompt_s = ttft_s / 128.5
-    assert predict(point, PEAK) == pytest.approx(256 * 1024 / (256 * prompt_s + 1023 * tpot_s))
+
+
+def test_in_line_a_third_arrives_together_and_the_others_behind_a_full_line() -> None:
+    point = next(one for one in POINTS if one.measure is Measure.LINE_TTFT_MS and one.num_requests == 8)
+    prompt_s = prefill(find_model("qwen3-8b"), find_slice("v6e-4"), 1024).seconds
+    waits = [*range(1, 9), *[8] * 16]
+    assert predict(point, PEAK) == pytest.approx(1e3 * prompt_s * sum(waits) / len(waits))
 
 
 def test_the_limit_of_a_point_does_not_cut_its_prompts() -> None:
-    for measure in (Measure.WAVE_TTFT_MS, Measure.SERVED_TOKENS_PER_S):
+    for measure in (Measure.LINE_TTFT_MS, Measure.SERVED_TOKENS_PER_S):
         point = next(one for one in POINTS if (one.measure, one.prompt_tokens) == (measure, 8192))
         cut = replace(point, chunk_tokens=256)
         assert predict(cut, PEAK) == predict(point, PEAK)

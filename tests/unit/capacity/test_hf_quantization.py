@@ -122,6 +122,16 @@ def test_an_awq_file_that_keeps_its_routers_has_attention_of_four_bits(tmp_path:
     assert weight_bytes(spec) == pytest.approx(wide * 2 + (30.53e9 - wide) * bits / 8, rel=0.001)
 
 
+def test_gptq_may_narrow_the_output_head_too(tmp_path: Path) -> None:
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    narrow, wide = (
+        read_spec(written(tmp_path, {**LLAMA, "quantization_config": {**config, "lm_head": head}}))
+        for head in (True, False)
+    )
+    saved_bits = 16 - (4 + (16 + 4) / 128)
+    assert weight_bytes(wide) - weight_bytes(narrow) == pytest.approx(128_256 * 4096 * saved_bits / 8)
+
+
 def test_kimi_k2_keeps_all_but_routed_experts(tmp_path: Path) -> None:
     spec = read_spec(written(tmp_path, KIMI_K25))
     assert spec.storage_of(Part.ROUTED_EXPERTS) == INT4

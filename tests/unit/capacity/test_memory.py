@@ -140,6 +140,9 @@ def test_speculation_needs_room_for_its_drafter_and_checkpoints() -> None:
     drafting = fit(spec, where, context_tokens=1000, num_draft_tokens=7)
     assert drafting.state_bytes_per_request == 8 * plain.state_bytes_per_request
     assert drafting.drafter_bytes > plain.drafter_bytes == 0
+    # Five layers of DSpark: 16 heads of 64, keys and values in fp8, and a window that is not full yet.
+    drafters_cache = 5 * 2 * 16 * 64 * 1000
+    assert drafting.cache_bytes_per_request == plain.cache_bytes_per_request + drafters_cache
     assert drafting.max_requests < plain.max_requests
 
 

@@ -61,17 +61,30 @@ PUBLISHED: dict[tuple[str, str, str], dict[str, float]] = {
         "Qwen3.5-397B, 1k/1k, 8 at once": 509,
         "Qwen3.5-397B, 1k/1k, 16 at once": 983,
     },
-    # Published with the prompts: 8,192 + 1,024 tokens a request, of which one in nine is the answer's.
+    # Published with the prompts: of 8,192 + 1,024 tokens one in nine is the answer's, of 1,024 + 1,024 every other one.
     ("vllm-project/tpu-inference#3079", "tpu7x-4", "served tok/s"): {
         "Qwen3.5-397B in #3079, 8k/1k, 4 at once": 2717.4 / 9,
+        "Qwen3.5-397B in #3079, 8k/1k, 8 at once": 4860.2 / 9,
+        "Qwen3.5-397B in #3079, 8k/1k, 16 at once": 8348.7 / 9,
         "Qwen3.5-397B in #3079, 8k/1k, 32 at once": 12_504.3 / 9,
+        "Qwen3.5-397B in #3079, 8k/1k, 64 at once": 17_825.2 / 9,
+        "Qwen3.5-397B in #3079, 8k/1k, 128 at once": 24_904.6 / 9,
         "Qwen3.5-397B in #3079, 8k/1k, 256 at once": 32_584.8 / 9,
+        "Qwen3.5-397B in #3079, 1k/1k, 4 at once": 666.3 / 2,
+        "Qwen3.5-397B in #3079, 1k/1k, 8 at once": 1213.1 / 2,
+        "Qwen3.5-397B in #3079, 1k/1k, 16 at once": 2229.0 / 2,
+        "Qwen3.5-397B in #3079, 1k/1k, 32 at once": 3659.5 / 2,
+        "Qwen3.5-397B in #3079, 1k/1k, 64 at once": 5988.5 / 2,
+        "Qwen3.5-397B in #3079, 1k/1k, 128 at once": 9146.1 / 2,
     },
     ("vllm-project/tpu-inference#3116", "tpu7x-4", "served tok/s"): {
         "Qwen3.5-397B in #3116, 8k/1k, 4 at once": 3363.6 / 9,
+        "Qwen3.5-397B in #3116, 8k/1k, 8 at once": 5115.5 / 9,
+        "Qwen3.5-397B in #3116, 1k/1k, 4 at once": 946.3 / 2,
+        "Qwen3.5-397B in #3116, 1k/1k, 8 at once": 1639.7 / 2,
     },
     ("vllm-project/tpu-inference#3412", "tpu7x-4", "served tok/s"): {"Qwen3.5-397B multi-turn, 16 streams": 417.1},
-    (QWEN3_V6E, "v6e-4", "ms TPOT, waves"): {
+    (QWEN3_V6E, "v6e-4", "ms ITL, waves"): {
         "Qwen3-8B, 1k/1k, 8 at once": 5.99,
         "Qwen3-8B, 1k/1k, 16 at once": 6.62,
         "Qwen3-8B, 1k/1k, 32 at once": 8.18,
@@ -86,11 +99,13 @@ PUBLISHED: dict[tuple[str, str, str], dict[str, float]] = {
         "Qwen3-8B, 8k/1k, 16 at once": 11.48,
         "Qwen3-8B, 8k/1k, 32 at once": 19.22,
         "Qwen3-32B, 1k/1k, 8 at once": 18.29,
+        "Qwen3-32B, 1k/1k, 16 at once": 19.16,
         "Qwen3-32B, 1k/1k, 32 at once": 22.17,
         "Qwen3-32B, 4k/1k, 8 at once": 19.88,
+        "Qwen3-32B, 4k/1k, 16 at once": 22.45,
         "Qwen3-32B, 8k/1k, 8 at once": 21.85,
     },
-    (QWEN3_V6E, "v6e-4", "ms TTFT, waves"): {
+    (QWEN3_V6E, "v6e-4", "ms TTFT, line"): {
         "Qwen3-8B, 1k/1k, 8 at once": 117.55,
         "Qwen3-8B, 1k/1k, 256 at once": 3793.50,
         "Qwen3-8B, 4k/1k, 8 at once": 523.78,
@@ -153,13 +168,13 @@ FITTED = {
     ("Llama-3.3-70B, 1k/1k, 128 at once", "tpu7x-4", "ms TPOT, waves"),
     ("Llama-3.3-70B, 1k/1k, 128 at once", "tpu7x-4", "ms TTFT, waves"),
     ("Qwen3-30B-A3B, 1k/1k, 128 at once", "tpu7x-4", "ms TPOT, waves"),
-    ("Qwen3-8B, 1k/1k, 8 at once", "v6e-4", "ms TPOT, waves"),
-    ("Qwen3-8B, 1k/1k, 256 at once", "v6e-4", "ms TPOT, waves"),
-    ("Qwen3-8B, 1k/1k, 256 at once", "v6e-4", "ms TTFT, waves"),
-    ("Qwen3-8B, 8k/1k, 32 at once", "v6e-4", "ms TPOT, waves"),
-    ("Qwen3-8B, 8k/1k, 32 at once", "v6e-4", "ms TTFT, waves"),
-    ("Qwen3-32B, 1k/1k, 8 at once", "v6e-4", "ms TPOT, waves"),
-    ("Qwen3-32B, 1k/1k, 8 at once", "v6e-4", "ms TTFT, waves"),
+    ("Qwen3-8B, 1k/1k, 8 at once", "v6e-4", "ms ITL, waves"),
+    ("Qwen3-8B, 1k/1k, 256 at once", "v6e-4", "ms ITL, waves"),
+    ("Qwen3-8B, 1k/1k, 256 at once", "v6e-4", "ms TTFT, line"),
+    ("Qwen3-8B, 8k/1k, 32 at once", "v6e-4", "ms ITL, waves"),
+    ("Qwen3-8B, 8k/1k, 32 at once", "v6e-4", "ms TTFT, line"),
+    ("Qwen3-32B, 1k/1k, 8 at once", "v6e-4", "ms ITL, waves"),
+    ("Qwen3-32B, 1k/1k, 8 at once", "v6e-4", "ms TTFT, line"),
     ("Qwen3-30B-A3B, 506/524, 16 at once", "v6e-16", "ms TPOT"),
 }
 

@@ -261,7 +261,7 @@ KEYS = {
     *("prompt.prompt_tokens", "prompt.limit_bound_by", "prompt.bound_by"),
     *(f"prompt.{key}.{which}" for key in ("ttft_s", "prefill_tokens_per_s") for which in BOTH),
     "bound_by",
-    *("fitted_generations[]", "fitted_num_chips[]", "fitted_max_requests", "warning"),
+    *("fitted_generations[]", "fitted_num_chips[]", "fitted_min_requests", "fitted_max_requests", "warning"),
     *(f"bounds[].{key}" for key in ("name", "num_bytes", "num_flops", "bound_by")),
     *(f"bounds[].{key}.{which}" for key in ("seconds", "share_ratio") for which in BOTH),
     *(f"speculation.{key}" for key in ("num_draft_tokens", "drafter", "acceptance_length", "best_num_draft_tokens")),
@@ -483,7 +483,8 @@ def test_the_check_sums_up_the_sizes_of_errors_of_what_was_held_out() -> None:
 
     # +20 %, -50 %, +10 %; and a fitted point that does not count.
     rows = [published(200, 240), published(100, 50), published(400, 440), published(100, 900, Use.FITTED)]
-    assert "  Held out of the fit: 3 points, median error 20%, worst 50%.\n" in check_text(rows, [], {})
+    counted = "3 points, median error 20%, worst 50%.\n"
+    assert f"  Held out of the fit, and following from no fitted one: {counted}" in check_text(rows, [], {})
 
 
 def test_an_estimate_says_when_its_factors_are_from_another_generation() -> None:
@@ -528,8 +529,9 @@ def test_an_estimate_warns_beyond_the_slices_and_batches_it_was_fitted_on() -> N
     assert "Warning" not in as_text(inside)
     many = inside.fitted_max_requests + 1
     outside = as_text(report(spec, find_slice("tpu7x-16"), replace(SETUP, engine=Engine.FUSED, num_requests=many)))
-    assert "Warning: factors fitted on 4-chip and 16-chip slices, to batch " in outside
-    assert "Warning: factors fitted on 4-chip slices" in as_text(report(spec, find_slice("tpu7x-16"), SETUP))
+    assert "Warning: factors fitted on 4-chip and 16-chip slices, batch 1 to 8; the estimate reaches beyond." in outside
+    serving = as_text(report(spec, find_slice("tpu7x-16"), SETUP))
+    assert "Warning: factors fitted on 4-chip slices, batch 4 to 256; the estimate reaches beyond." in serving
 
 
 def test_active_parameters_are_told_as_announced_too() -> None:
@@ -597,6 +599,6 @@ def test_what_windows_hold_is_told_apart_from_what_grows() -> None:
 def test_a_comparison_says_where_its_estimates_are_from() -> None:
     spec = find_model("llama-3.1-8b")
     text = comparison_text(spec.name, SETUP, compare(spec, SETUP))
-    origin = "Estimate: serving, fitted on v6e (4 and 16 chips, to batch 256), tpu7x (4 chips, to batch 256);"
+    origin = "Estimate: serving, fitted on v6e (4 and 16 chips, batch 8 to 256), tpu7x (4 chips, batch 4 to 256);"
     assert f"{origin} elsewhere carried over from v6e." in text
     assert "0.00" not in text

@@ -2,14 +2,11 @@ import json
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from ostrya.capacity import estimate
-from ostrya.capacity.published import POINTS, Engine
 from ostrya.cli.main import app
 
 K3 = ("--model", "kimi-k3")
@@ -134,19 +131,16 @@ def test_options_reach_the_search() -> None:
         assert document(*asked, option, word)["best"] != usual["best"]
 
 
-def test_lists_and_comparisons_and_checks_have_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_and_comparisons_and_checks_have_both_forms() -> None:
     assert "qwen3.8-27b" in run("--list").stdout
     assert {"models", "slices"} == document("--list").keys()
     assert "tpu7x-16" in run(*K3, "--compare").stdout
     assert {"model", "setup", "slices"} == document(*K3, "--compare").keys()
-    # Four fits instead of twenty.
-    fused = [point for point in POINTS if point.engine is Engine.FUSED]
-    monkeypatch.setattr(estimate, "leave_one_out", partial(estimate.leave_one_out, fused))
     (first,) = (line for line in run("--check").stdout.splitlines() if line.startswith("  Kimi K3, batch 1 "))
     assert len(re.findall(r"[+-]\d+%", first)) == 2
     points = document("--check")["points"]
     assert isinstance(points, list)
-    assert {"point", "limit", "estimate", "error_ratio"} == points[0].keys()
+    assert {"point", "limit", "estimate", "error_ratio", "unseen_error_ratio"} == points[0].keys()
 
 
 def test_a_plot_is_written_beside_the_report(tmp_path: Path) -> None:
