@@ -3,6 +3,7 @@
 Each is a Mixer (layers.py): it counts its parameters, what a request keeps, what a token reads, and FLOPs.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import inf
 
@@ -105,8 +106,31 @@ _RECURRENCE_FLOPS_PER_STATE_VALUE = 7
 """Delta rule per token: decay 1, prediction from the key 2, rank-one update 2, reading with the query 2."""
 
 
+class _DeltaRule(ABC):
+    """A linear recurrence: a state instead of a cache, and work by its size."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def num_state_values(self) -> int: ...
+
+    @property
+    def num_written_values(self) -> float:
+        return 0.0
+
+    def num_cached_values(self, context_tokens: float) -> float:
+        return 0.0
+
+    def num_read_values(self, context_tokens: float, num_rows: float) -> float:
+        return 0.0
+
+    def num_flops(self, context_tokens: float, phase: Phase) -> float:
+        return _RECURRENCE_FLOPS_PER_STATE_VALUE * self.num_state_values
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KimiDeltaAttention:
+class KimiDeltaAttention(_DeltaRule):
     """KDA: a delta rule with a decay per channel (Kimi Linear, 2510.26692)."""
 
     num_heads: int
@@ -123,10 +147,6 @@ class KimiDeltaAttention:
     def num_state_values(self) -> int:
         return self.num_heads * self.head_dim**2
 
-    @property
-    def num_written_values(self) -> float:
-        return 0.0
-
     def num_params(self, hidden: int) -> int:
         wide = self.num_heads * self.head_dim
         low_rank = self.head_dim * (hidden + wide)
@@ -141,18 +161,9 @@ class KimiDeltaAttention:
             + (3 * wide * self.conv_width + self.head_dim)
         )
 
-    def num_cached_values(self, context_tokens: float) -> float:
-        return 0.0
-
-    def num_read_values(self, context_tokens: float, num_rows: float) -> float:
-        return 0.0
-
-    def num_flops(self, context_tokens: float, phase: Phase) -> float:
-        return _RECURRENCE_FLOPS_PER_STATE_VALUE * self.num_state_values
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatedDeltaNet:
+class GatedDeltaNet(_DeltaRule):
     """GDN: a delta rule with one decay per head (2412.06464), as in Qwen3-Next, 3.5 and 3.8."""
 
     num_key_heads: int
@@ -169,24 +180,11 @@ class GatedDeltaNet:
     def num_state_values(self) -> int:
         return self.num_value_heads * self.key_dim * self.value_dim
 
-    @property
-    def num_written_values(self) -> float:
-        return 0.0
-
     def num_params(self, hidden: int) -> int:
         keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
         # q and k, v and its gate, output; beta and decay; one convolution; decay's bias and scale; the norm.
         projections = hidden * (2 * keys + 3 * values + 2 * self.num_value_heads)
         return projections + (2 * keys + values) * self.conv_width + 2 * self.num_value_heads + self.value_dim
-
-    def num_cached_values(self, context_tokens: float) -> float:
-        return 0.0
-
-    def num_read_values(self, context_tokens: float, num_rows: float) -> float:
-        return 0.0
-
-    def num_flops(self, context_tokens: float, phase: Phase) -> float:
-        return _RECURRENCE_FLOPS_PER_STATE_VALUE * self.num_state_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

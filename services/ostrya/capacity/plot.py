@@ -5,18 +5,20 @@ same bytes (SVG ids and dates are fixed).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ostrya.capacity.chips import Slice
-from ostrya.capacity.estimate import efficiency
-from ostrya.capacity.facts import Report
+from ostrya.capacity.facts import Decoding, Report
+from ostrya.capacity.figures import Asked
 from ostrya.capacity.fitted import fitted
 from ostrya.capacity.published import POINTS, Engine, Measure, Point
 from ostrya.capacity.report import batch_ladder
 from ostrya.capacity.spec import ModelSpec, Part
-from ostrya.capacity.step import PEAK, Efficiency, StepTime, Work, decode_curve, step_time
+from ostrya.capacity.step import StepTime
 from ostrya.capacity.values import FLOP_SCALES, scaled, size
 from ostrya.errors import ConfigError
 
@@ -66,8 +68,8 @@ def draw(spec: ModelSpec, where: Slice, report: Report, path: Path) -> None:
 
 
 def _draw_roofline(axes: "Axes", spec: ModelSpec, where: Slice, report: Report) -> None:
-    factors = efficiency(report.setup.engine, where.chip.name)
-    steps = [_step(spec, where, report, batch, factors) for batch in _ladder(report.fit.max_requests)]
+    asked = Asked(spec=spec, where=where, setup=report.setup)
+    steps = [asked.step(asked.factors, batch) for batch in _ladder(report.fit.max_requests)]
     chip = where.chip
     peak = max(chip.peaks.values())
     lines = [(name, colour, _dots(steps, parts, where)) for name, (colour, parts) in _SERIES.items()]
@@ -101,30 +103,29 @@ def _draw_frontier(axes: "Axes", spec: ModelSpec, where: Slice, report: Report) 
     ladder = batch_ladder(report.fit.max_requests)
     most = fitted(Engine.FUSED, where.chip.name).max_requests
     fused = tuple(batch for batch in ladder if batch <= most)
+
+    def decoding(engine: Engine, batches: Sequence[int]) -> list[Decoding]:
+        asked = Asked(spec=spec, where=where, setup=replace(report.setup, engine=engine))
+        return [asked.decoding(batch) for batch in batches]
+
+    serving = decoding(Engine.SERVING, ladder)
     curves = (
-        ("limit", _BLACK, "-", ladder, PEAK),
-        ("estimate, serving engine", _BLUE, "-", ladder, efficiency(Engine.SERVING, where.chip.name)),
-        ("estimate, fused kernel", _ORANGE, "-", fused, efficiency(Engine.FUSED, where.chip.name)),
+        ("limit", _BLACK, attrgetter("limit"), serving),
+        ("estimate, serving engine", _BLUE, attrgetter("estimate"), serving),
+        ("estimate, fused kernel", _ORANGE, attrgetter("estimate"), decoding(Engine.FUSED, fused)),
     )
-    for name, colour, style, batches, factors in curves:
-        points = decode_curve(
-            spec,
-            where,
-            batches,
-            context_tokens=report.setup.context_tokens,
-            efficiency=factors,
-            placement=report.setup.placement,
-        )
+    for name, colour, which, points in curves:
+        last = points[-1].num_requests
         # Not where the largest batch stands close by.
-        labelled = {batches[-1], *(batch for batch in _ladder(batches[-1]) if 2 * batch < batches[-1])}
-        x = [point.tokens_per_s_per_user for point in points]
-        y = [point.tokens_per_s_per_chip for point in points]
-        axes.plot(x, y, style, color=colour, marker="o", markersize=3.5, linewidth=1.5, label=name)
-        for point in points:
-            batch = point.num_requests
-            if batch in labelled:
-                place = (point.tokens_per_s_per_user, point.tokens_per_s_per_chip)
-                axes.annotate(f"{batch:,}", place, (5, 3), textcoords="offset points", fontsize=7.5, color=colour)
+        labelled = {last, *(batch for batch in _ladder(last) if 2 * batch < last)}
+        x = [which(point.tokens_per_s_per_user) for point in points]
+        y = [which(point.tokens_per_s_per_chip) for point in points]
+        axes.plot(x, y, "-", color=colour, marker="o", markersize=3.5, linewidth=1.5, label=name)
+        for place, point in zip(zip(x, y, strict=True), points, strict=True):
+            if point.num_requests in labelled:
+                axes.annotate(
+                    f"{point.num_requests:,}", place, (5, 3), textcoords="offset points", fontsize=7.5, color=colour
+                )
     for kind, marker, measured in _published(spec, where):
         users = [one.value / one.num_requests for one in measured]
         chips = [one.value / where.num_chips for one in measured]
@@ -143,11 +144,6 @@ def _published(spec: ModelSpec, where: Slice) -> list[tuple[str, str, list[Point
     drafted = [point for point in here if point.num_draft_tokens]
     kinds = [("published", "D", plain), ("published, forced acceptance", "^", drafted)]
     return [kind for kind in kinds if kind[2]]
-
-
-def _step(spec: ModelSpec, where: Slice, report: Report, batch: int, efficiency: Efficiency) -> StepTime:
-    work = Work(num_requests=batch, context_tokens=report.setup.context_tokens)
-    return step_time(spec, where, work, efficiency=efficiency, placement=report.setup.placement)
 
 
 def _ladder(largest: int) -> list[int]:

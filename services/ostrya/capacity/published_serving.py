@@ -30,7 +30,9 @@ class _Run:
     """Why its throughput misses."""
 
     def points(self) -> tuple[Point, ...]:
-        lengths = "/".join(f"{one // 1024}k" if one % 1024 == 0 else str(one) for one in self.lengths)
+        lengths = "/".join(
+            f"{one // 1024}k" if one % 1024 == 0 else str(one) for one in (self.prompt_tokens, self.output_tokens)
+        )
         return tuple(
             Point(
                 name=f"{self.name}, {lengths}, {self.num_requests} at once",
@@ -51,10 +53,6 @@ class _Run:
             )
             for measure, value in self.figures.items()
         )
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        return self.prompt_tokens, self.output_tokens
 
 
 _QWEN_397B = (

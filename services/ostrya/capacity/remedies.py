@@ -100,9 +100,8 @@ class _Tried:
 
     def chunk(self) -> str | None:
         """More of a prompt in one step: fewer steps for it, and a longer stall for the others."""
-        for tokens in _CHUNKS:
-            best = self._here(market=replace(self.market, chunk_tokens=tokens))
-            if best and tokens > self.market.chunk_tokens:
+        for tokens in (one for one in _CHUNKS if one > self.market.chunk_tokens):
+            if best := self._here(market=replace(self.market, chunk_tokens=tokens)):
                 return f"prompts in chunks of {tokens:,} tokens (--chunk {tokens}): {_named(best)}"
         return None
 

@@ -14,7 +14,7 @@ from ostrya.capacity.estimate import efficiency
 from ostrya.capacity.memory import CHUNK_TOKENS, Placement, fit
 from ostrya.capacity.published import Engine
 from ostrya.capacity.queueing import Goal, Replica, Term, burst_of, fewest
-from ostrya.capacity.serving import Serving, mean_context_tokens, prefill, serving
+from ostrya.capacity.serving import Serving, mean_context_tokens, num_cached_tokens, prefill, serving
 from ostrya.capacity.spec import ModelSpec
 from ostrya.capacity.speculation import PLAIN, Drafting, draft_problems, round_time
 from ostrya.capacity.step import Efficiency
@@ -229,7 +229,7 @@ def _bound_by(spec: ModelSpec, where: Slice, term: Term, load: Load, market: Mar
             spec,
             where,
             load.prompt_tokens,
-            cached_tokens=min(round(load.prompt_tokens * load.hit_ratio), load.prompt_tokens - 1),
+            cached_tokens=num_cached_tokens(load.prompt_tokens, load.hit_ratio),
             chunk_tokens=market.chunk_tokens,
             efficiency=market.efficiency(where),
             placement=market.placement,

@@ -10,8 +10,8 @@ from math import ceil
 from ostrya.capacity.chips import Slice
 from ostrya.capacity.memory import CHUNK_TOKENS, Placement
 from ostrya.capacity.spec import ModelSpec, Phase
-from ostrya.capacity.speculation import PLAIN, Drafting, draft_steps
-from ostrya.capacity.step import PEAK, Efficiency, StepTime, Work, mixed_step_time, step_time
+from ostrya.capacity.speculation import PLAIN, Drafting, round_time
+from ostrya.capacity.step import PEAK, Efficiency, StepTime, Work, step_time
 from ostrya.errors import ConfigError
 
 _CHUNK_GROUPS = 16
@@ -120,25 +120,33 @@ def serving(
     if prompt_tokens + output_tokens > spec.max_context_tokens:
         asked = f"prompt of {prompt_tokens} and output of {output_tokens} tokens"
         raise ConfigError([f"{asked} are longer than the {spec.max_context_tokens} of {spec.name}; ask for less"])
-    cached = min(round(prompt_tokens * hit_ratio), prompt_tokens - 1)
+    cached = num_cached_tokens(prompt_tokens, hit_ratio)
     check_prompt(prompt_tokens, cached, chunk_tokens)
     chunks = ceil((prompt_tokens - cached) / chunk_tokens)
     chunk_rows = (prompt_tokens - cached) / chunks
-    drafted, length = drafting.num_draft_tokens, drafting.acceptance_length
-    context_tokens = mean_context_tokens(spec, prompt_tokens, output_tokens, drafted)
+    length = drafting.acceptance_length
+    context_tokens = mean_context_tokens(spec, prompt_tokens, output_tokens, drafting.num_draft_tokens)
     # The prompt's last chunk gives the first token, so a request decodes one token less than it has.
     at_most = int((output_tokens - 1) / length / chunks)
     chunk = _chunk(cached + (prompt_tokens - cached - chunk_rows) / 2, chunk_rows)
 
-    def decode(count: int) -> Work:
-        running = max(1, min(count, at_most))
-        return Work(num_requests=running, rows_per_request=drafted + 1, context_tokens=context_tokens)
+    def round_s(count: int, beside: Work | None = None) -> float:
+        return round_time(
+            spec,
+            where,
+            num_draft_tokens=drafting.num_draft_tokens,
+            num_requests=max(1, min(count, at_most)),
+            context_tokens=context_tokens,
+            beside=beside,
+            efficiency=efficiency,
+            placement=placement,
+        ).seconds
 
-    plain_s = _round_s(spec, where, decode(num_requests), efficiency=efficiency, placement=placement)
     others = num_requests - 1
+    plain_s = round_s(num_requests)
     # The request whose prompt it is does not decode yet.
     if min(others, at_most):
-        mixed_s = _round_s(spec, where, decode(others), beside=chunk, efficiency=efficiency, placement=placement)
+        mixed_s = round_s(others, chunk)
     else:
         mixed_s = (
             prefill(
@@ -164,6 +172,11 @@ def serving(
         output_tokens_per_s=requests_per_s * output_tokens,
         requests_per_s=requests_per_s,
     )
+
+
+def num_cached_tokens(prompt_tokens: int, hit_ratio: float) -> int:
+    """Of a prompt; the last token is computed always."""
+    return min(round(prompt_tokens * hit_ratio), prompt_tokens - 1)
 
 
 def mean_context_tokens(spec: ModelSpec, prompt_tokens: int, output_tokens: int, num_draft_tokens: int) -> float:
@@ -193,33 +206,6 @@ def check_load(output_tokens: int, hit_ratio: float) -> None:
         problems.append(f"hit ratio is {hit_ratio}; it must be 0 to 1")
     if problems:
         raise ConfigError(problems)
-
-
-def _round_s(
-    spec: ModelSpec,
-    where: Slice,
-    decode: Work,
-    *,
-    beside: Work | None = None,
-    efficiency: Efficiency,
-    placement: Placement,
-) -> float:
-    """A step that decodes or verifies, the drafter's passes before it, and perhaps a chunk of a prompt in it."""
-    draft = draft_steps(
-        spec,
-        where,
-        num_draft_tokens=round(decode.rows_per_request) - 1,
-        num_requests=decode.num_requests,
-        context_tokens=decode.context_tokens,
-        efficiency=efficiency,
-        placement=placement,
-    )
-    step = (
-        mixed_step_time(spec, where, decode, beside, efficiency=efficiency, placement=placement)
-        if beside
-        else step_time(spec, where, decode, efficiency=efficiency, placement=placement)
-    )
-    return step.seconds + sum(one.seconds for one in draft)
 
 
 def _chunk(context_tokens: float, rows: float) -> Work:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from ostrya.capacity.chips import Slice
 from ostrya.capacity.memory import MAX_DRAFT_TOKENS, Placement
 from ostrya.capacity.spec import Drafter, ModelSpec, Part
-from ostrya.capacity.step import PEAK, Efficiency, StepTime, Work, step_time
+from ostrya.capacity.step import PEAK, Efficiency, StepTime, Work, mixed_step_time, step_time
 from ostrya.errors import ConfigError
 
 
@@ -100,30 +100,6 @@ def draft_problems(spec: ModelSpec, num_draft_tokens: int, length: float | None)
     return problems
 
 
-def draft_steps(
-    spec: ModelSpec,
-    where: Slice,
-    *,
-    num_draft_tokens: int,
-    num_requests: int = 1,
-    context_tokens: float = 0.0,
-    efficiency: Efficiency = PEAK,
-    placement: Placement = Placement.SPREAD,
-) -> tuple[StepTime, ...]:
-    """The drafter's passes of one round. Without a drafter there are none, as n-gram and suffix proposers cost little.
-
-    Its passes over prompts are not counted.
-    """
-    if not 0 <= num_draft_tokens <= MAX_DRAFT_TOKENS:
-        raise ConfigError([f"drafted tokens are {num_draft_tokens}; they must be 0 to {MAX_DRAFT_TOKENS}"])
-    if spec.drafter is None or not num_draft_tokens:
-        return ()
-    rows, passes = (num_draft_tokens, 1) if spec.drafter.one_pass else (1, num_draft_tokens)
-    work = Work(num_requests=num_requests, rows_per_request=rows, context_tokens=context_tokens)
-    model = _as_model(spec, spec.drafter)
-    return (step_time(model, where, work, efficiency=efficiency, placement=placement),) * passes
-
-
 def round_time(
     spec: ModelSpec,
     where: Slice,
@@ -131,25 +107,35 @@ def round_time(
     num_draft_tokens: int,
     num_requests: int = 1,
     context_tokens: float = 0.0,
+    beside: Work | None = None,
     efficiency: Efficiency = PEAK,
     placement: Placement = Placement.SPREAD,
 ) -> Round:
-    """One round with the model's drafter."""
-    draft = draft_steps(
-        spec,
-        where,
-        num_draft_tokens=num_draft_tokens,
-        num_requests=num_requests,
-        context_tokens=context_tokens,
-        efficiency=efficiency,
-        placement=placement,
-    )
-    work = Work(num_requests=num_requests, rows_per_request=num_draft_tokens + 1, context_tokens=context_tokens)
+    """One round with the model's drafter; 0 drafted tokens are a plain step. `beside`: a chunk of a prompt in the step
+    that verifies.
+
+    With no drafter drafting is free, as n-gram and suffix proposers nearly are. A drafter's passes over prompts are not
+    counted.
+    """
+    if not 0 <= num_draft_tokens <= MAX_DRAFT_TOKENS:
+        raise ConfigError([f"drafted tokens are {num_draft_tokens}; they must be 0 to {MAX_DRAFT_TOKENS}"])
+
+    def work(rows: int) -> Work:
+        return Work(num_requests=num_requests, rows_per_request=rows, context_tokens=context_tokens)
+
+    draft: tuple[StepTime, ...] = ()
+    if spec.drafter is not None and num_draft_tokens:
+        rows, passes = (num_draft_tokens, 1) if spec.drafter.one_pass else (1, num_draft_tokens)
+        model = _as_model(spec, spec.drafter)
+        draft = (step_time(model, where, work(rows), efficiency=efficiency, placement=placement),) * passes
+    checked = work(num_draft_tokens + 1)
     return Round(
         num_requests=num_requests,
         num_draft_tokens=num_draft_tokens,
         draft=draft,
-        verify=step_time(spec, where, work, efficiency=efficiency, placement=placement),
+        verify=mixed_step_time(spec, where, checked, beside, efficiency=efficiency, placement=placement)
+        if beside
+        else step_time(spec, where, checked, efficiency=efficiency, placement=placement),
     )
 
 

@@ -5,7 +5,6 @@ and launches free, so more chips never slow it; estimate.py has factors fitted t
 another, so their times add; within a part memory and matrix unit overlap, so the slower one counts.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostrya.capacity.chips import Slice
@@ -15,13 +14,11 @@ from ostrya.capacity.spec import ModelSpec, Part, Phase
 
 __all__ = [
     "PEAK",
-    "DecodePoint",
     "Efficiency",
     "PartTime",
     "StepTime",
     "Work",
     "costs",
-    "decode_curve",
     "mixed_step_time",
     "step_time",
 ]
@@ -124,32 +121,6 @@ class StepTime:
         return max(terms, key=lambda term: terms[term])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodePoint:
-    """Decoding at one batch."""
-
-    num_requests: int
-    step: StepTime
-    num_chips: int
-
-    @property
-    def tpot_s(self) -> float:
-        """Time per output token of one request."""
-        return self.step.seconds
-
-    @property
-    def tokens_per_s_per_user(self) -> float:
-        return 1 / self.tpot_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_requests / self.tpot_s
-
-    @property
-    def tokens_per_s_per_chip(self) -> float:
-        return self.tokens_per_s / self.num_chips
-
-
 def step_time(
     spec: ModelSpec,
     where: Slice,
@@ -176,32 +147,6 @@ def mixed_step_time(
     Weights are read once for both (Sarathi-Serve, 2403.02310).
     """
     return _timed(spec, where, (decode, chunk), efficiency, placement)
-
-
-def decode_curve(
-    spec: ModelSpec,
-    where: Slice,
-    batches: Sequence[int],
-    *,
-    context_tokens: float,
-    efficiency: Efficiency = PEAK,
-    placement: Placement = Placement.SPREAD,
-) -> tuple[DecodePoint, ...]:
-    """TPOT and throughput over the batch: the latency-throughput frontier."""
-    return tuple(
-        DecodePoint(
-            num_requests=batch,
-            num_chips=where.num_chips,
-            step=step_time(
-                spec,
-                where,
-                Work(num_requests=batch, context_tokens=context_tokens),
-                efficiency=efficiency,
-                placement=placement,
-            ),
-        )
-        for batch in batches
-    )
 
 
 def _timed(

@@ -25,7 +25,7 @@ from ostrya.capacity.search import Load, Market, search
 from ostrya.capacity.serving import prefill, prefix_hit_saves_s, serving
 from ostrya.capacity.spec import STORAGES, Drafter, ModelSpec, Storage, with_kv, with_weights
 from ostrya.capacity.speculation import Drafting, best_draft, break_even_length, round_time
-from ostrya.capacity.step import PEAK, Efficiency, decode_curve, mixed_step_time, step_time
+from ostrya.capacity.step import PEAK, Efficiency, mixed_step_time, step_time
 from ostrya.capacity.weights import weight_bytes
 
 
@@ -439,7 +439,6 @@ def everything_timed(
     return {
         "step": step_time(spec, where, decode, **how).seconds,
         "mixed step": mixed_step_time(spec, where, decode, chunk, **how).seconds,
-        "curve": tuple(point.tpot_s for point in decode_curve(spec, where, (1, 256), context_tokens=4000, **how)),
         "draft": round_.draft_s,
         "verification": round_.verify.seconds,
         "break-even": break_even_length(spec, where, num_draft_tokens=3, num_requests=256, context_tokens=4000, **how),

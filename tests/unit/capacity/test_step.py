@@ -1,10 +1,14 @@
 """The limit of a step: bytes and FLOPs by part, U(n), and the published figures for Kimi K3."""
 
+from operator import attrgetter
+
 import pytest
 
 from ostrya.capacity.chips import Dtype, find_slice
 from ostrya.capacity.costs import Work, costs, expected_distinct_experts
 from ostrya.capacity.estimate import FACTORS
+from ostrya.capacity.facts import Setup
+from ostrya.capacity.figures import Asked
 from ostrya.capacity.layers import Part, Phase
 from ostrya.capacity.memory import CHUNK_TOKENS, Placement
 from ostrya.capacity.models import find_model
@@ -12,7 +16,7 @@ from ostrya.capacity.published import Engine
 from ostrya.capacity.serving import Serving, prefill, prefix_hit_saves_s, serving
 from ostrya.capacity.spec import FP8, INT8, with_kv, with_weights
 from ostrya.capacity.speculation import PLAIN, Drafting, round_time
-from ostrya.capacity.step import PEAK, Efficiency, decode_curve, mixed_step_time, step_time
+from ostrya.capacity.step import PEAK, Efficiency, mixed_step_time, step_time
 from ostrya.errors import ConfigError
 
 K3, SIXTEEN = find_model("kimi-k3"), find_slice("tpu7x-16")
@@ -203,11 +207,14 @@ def test_deepseek_v4_1_reads_a_prompt_in_half_the_flops() -> None:
 
 
 def test_the_curve_trades_latency_for_throughput() -> None:
-    curve = decode_curve(K3, SIXTEEN, (1, 2, 4, 8, 64), context_tokens=1000)
-    assert [point.tpot_s for point in curve] == sorted(point.tpot_s for point in curve)
-    assert [point.tokens_per_s for point in curve] == sorted(point.tokens_per_s for point in curve)
-    last = curve[-1]
-    assert last.tokens_per_s_per_chip == pytest.approx(64 * last.tokens_per_s_per_user / 16)
+    setup = Setup(context_tokens=1000, num_requests=1, prompt_tokens=1, engine=Engine.SERVING)
+    curve = [Asked(spec=K3, where=SIXTEEN, setup=setup).decoding(batch) for batch in (1, 2, 4, 8, 64)]
+    for which in (attrgetter("limit"), attrgetter("estimate")):
+        times, rates = [which(one.tpot_s) for one in curve], [which(one.tokens_per_s) for one in curve]
+        assert times == sorted(times)
+        assert rates == sorted(rates)
+        last = curve[-1]
+        assert which(last.tokens_per_s_per_chip) == pytest.approx(64 * which(last.tokens_per_s_per_user) / 16)
 
 
 def test_a_prompt_in_chunks_takes_at_least_as_long_as_in_one() -> None:
