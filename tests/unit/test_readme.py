@@ -1,4 +1,4 @@
-"""The READMEs are true: programs run as pasted, the metrics table is what processes export, named files exist."""
+"""README and docs/ are true: programs run as pasted, the metrics table is what processes export, links lead on."""
 
 import re
 import subprocess
@@ -19,6 +19,8 @@ from tests.fakes.router import FakeRouter
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+PAGES = (README, ROOT / "services" / "README.md", ROOT / "tests" / "README.md", *sorted(DOCS.glob("*.md")))
 
 
 def program(name: str) -> str:
@@ -53,7 +55,7 @@ def test_the_metrics_table_is_what_the_processes_export() -> None:
     WorkerMetrics(registry, model="m")
     MetricsEndpoint(registry, "127.0.0.1", 0)
     expected = sorted(rows(registry))
-    shown = [line for line in README.read_text().splitlines() if line.startswith("| `ostrya_")]
+    shown = [line for line in (DOCS / "metrics.md").read_text().splitlines() if line.startswith("| `ostrya_")]
     assert shown == expected, "the table should be\n" + "\n".join(expected)
 
 
@@ -66,4 +68,23 @@ def test_every_file_on_the_map_exists() -> None:
 def test_the_trust_in_estimates_is_what_the_check_finds() -> None:
     errors = held_out_errors(residuals())
     said = f"off by {median(errors):.0%} in the median and {errors[-1]:.0%} at worst".replace("%", " %")
-    assert said in README.read_text()
+    assert said in (DOCS / "capacity.md").read_text()
+
+
+def test_a_newcomer_reads_150_lines_at_most() -> None:
+    assert len(README.read_text().splitlines()) <= 150
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()) if "://" not in link]
+    targets = [(link, *link.partition("#")[::2]) for link in links]
+    files = {link: (page.parent / file).resolve() if file else page for link, file, _ in targets}
+    assert [link for link, file in files.items() if not file.exists()] == []
+    assert [link for link, _, anchor in targets if anchor and anchor not in anchors(files[link])] == []

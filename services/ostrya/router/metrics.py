@@ -1,4 +1,4 @@
-"""What the router shows Prometheus, on a registry that is passed in. Names: README, metrics table."""
+"""What the router shows Prometheus, on a registry that is passed in. Names: docs/metrics.md."""
 
 from collections import Counter as Count
 from collections.abc import Sequence
