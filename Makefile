@@ -8,6 +8,9 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 PEER := .venv-peer
 WORKERS ?= 2
+# Processes of tests: one more than there are cores, since some wait for the processes they start.
+JOBS ?= $(shell expr $$(nproc) + 1)
+SUITE := --ignore=tests/ops --durations=10
 
 # Evaluated before anything is installed; a venv that is there already keeps its Python.
 new-enough = $(shell test -x $(1)/bin/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>&1 || echo no)
@@ -24,8 +27,9 @@ serve: $(SERVING)  ## Redis, router and two workers on this machine; streams one
 check: $(SERVING)  ## the same stack through the acceptance scenario
 	$(BIN)/ostrya up --check
 
-test: lint  ## all tests but tests/ops
-	$(BIN)/pytest --ignore=tests/ops
+test: lint  ## all tests but tests/ops, in parallel; those that measure run alone afterwards
+	$(BIN)/pytest $(SUITE) -m 'not alone' -n $(JOBS) --no-loadscope-reorder
+	$(BIN)/pytest $(SUITE) -m alone
 
 test-ops: $(STAMP)  ## dashboards against a real Prometheus; the images' install lines (12 GB; K='not xla' leaves out most)
 	$(BIN)/pytest tests/ops $(if $(K),-k "$(K)")

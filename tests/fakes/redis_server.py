@@ -16,6 +16,8 @@ from typing import Literal
 
 import pytest
 
+from tests import leaks
+
 Kind = Literal["redis", "valkey"]
 KINDS: tuple[Kind, ...] = ("redis", "valkey")
 
@@ -73,7 +75,8 @@ class RunningRedis:
     def restart(self) -> None:
         """Ends the process if it still runs, then starts an empty one on the same port."""
         self.kill()
-        self.process = _launch(self.kind, self.port)
+        old, self.process = self.process, _launch(self.kind, self.port)
+        leaks.replaces(old.pid, self.process.pid)
 
     def _end(self, signal: Callable[[], None]) -> None:
         if self.process.poll() is None:

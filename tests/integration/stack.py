@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ostrya.client import Client
 from ostrya.errors import OstryaError
+from tests import leaks
 from tests.fakes.redis_server import RunningRedis, free_port, start_redis
 
 Samples = dict[tuple[str, str], float]
@@ -86,8 +87,10 @@ class RunningStack:
 
     def restart(self, name: str) -> None:
         """Starts `name` again with the same options; it must have ended."""
-        self.processes[name].wait(10)
+        old = self.processes[name]
+        old.wait(10)
         self.processes[name] = _launch(self.logs / f"{name}.log", *self.commands[name])
+        leaks.replaces(old.pid, self.processes[name].pid)
 
     def close(self) -> None:
         """SIGTERM to all; AssertionError if one does not end."""

@@ -6,6 +6,8 @@ import random
 import time
 from collections import Counter
 
+import pytest
+
 from ostrya.client import AsyncClient
 from ostrya.errors import DeadlineExceeded
 from tests.integration.stack import RunningStack, eventually, start_stack
@@ -72,6 +74,7 @@ def tasks(stack: RunningStack) -> dict[str, float]:
     return {name: stack.total(name, "ostrya_process_tasks") for name in stack.processes}
 
 
+@pytest.mark.alone
 async def test_nothing_is_left_of_200_clients_with_random_cancels_and_deadlines() -> None:
     stack = await asyncio.to_thread(start_stack, worker_options=("--num-pages", str(NUM_PAGES)))
     try:

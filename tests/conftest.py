@@ -1,0 +1,29 @@
+"""For every test: it leaves nothing behind, and it shares a process with those that share a fixture with it."""
+
+from pathlib import Path
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+pytest_plugins = ["tests.leaks"]
+
+ROOT = Path(__file__).parents[1]
+# Long and few: they go first, so that no process is left with one of them at the end.
+_FIRST = ("tests/integration/rollout", "tests/integration", "tests/numerics", "tests/unit/capacity")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: next((n for n, name in enumerate(_FIRST) if item.nodeid.startswith(name)), len(_FIRST)))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> "ByFile":
+    return ByFile(config, log)
+
+
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no types
+    """The tests of a file run in one process, and all files that ask the session's one stack in the same."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        name = nodeid.partition("::")[0]
+        return "stack" if "stack: RunningStack" in (ROOT / name).read_text() else name
