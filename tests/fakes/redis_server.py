@@ -5,11 +5,13 @@ port, empty.
 """
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,14 +24,21 @@ Kind = Literal["redis", "valkey"]
 KINDS: tuple[Kind, ...] = ("redis", "valkey")
 
 _START_TIMEOUT_S = 10.0
+_GIVEN: set[int] = set()
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on right now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A TCP port that nobody listens on, and that nobody is likely to take before a process of the caller's does.
+
+    Below those that the kernel gives to connections, at random, and never the same one twice.
+    """
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            if port not in _GIVEN:
+                _GIVEN.add(port)
+                return port
 
 
 def binary(kind: Kind) -> Path | None:

@@ -49,6 +49,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
     def __exit__(self, *_: object) -> None:
         if self._server is not None:
             self._run(self._server.stop(0))
+        self._run(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(START_S)
         self._loop.close()
@@ -76,7 +77,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
         try:
             async for response in self._answer(request):
                 yield response
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # cancelled while it waits here, or while gRPC sends
             self.cancelled.set()
             raise
 
@@ -201,3 +202,11 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
     def _fail_if_told(self) -> None:
         if self.failures:
             raise self.failures.pop(0)
+
+
+async def _end_tasks() -> None:
+    """Handlers of calls that the server cancelled as it stopped, which it does not wait for."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

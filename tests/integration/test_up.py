@@ -16,6 +16,7 @@ import pytest
 
 from ostrya.cli.children import marked
 from ostrya.client import Client
+from tests.fakes.redis_server import free_port
 
 RUN = "OSTRYA_TEST_RUN"
 START_S = 120.0
@@ -113,7 +114,7 @@ def test_up_check_passes_the_acceptance_scenario(tmp_path: Path) -> None:
 
 
 def test_up_serves_on_a_terminal_until_ctrl_c_and_leaves_nothing(tmp_path: Path) -> None:
-    with ostrya_up(tmp_path, "--port", "52051", terminal=True) as up:
+    with ostrya_up(tmp_path, "--port", str(free_port()), terminal=True) as up:
         up.says("Ctrl-C stops everything.")
         target = up.output().partition("ostrya chat --target ")[2].split()[0]
         with Client(target) as client:

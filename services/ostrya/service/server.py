@@ -81,7 +81,7 @@ class GrpcServer:
         await self.set_serving(False)
         stopping = asyncio.ensure_future(self.server.stop(grace_s))
         await asyncio.sleep(0)  # from here on no new watch can begin
-        self._health.end_watches()
+        await self._health.end_watches()
         await stopping
 
 
@@ -98,6 +98,8 @@ class _Health(HealthServicer):
         request: health_pb2.HealthCheckRequest,
         context: "grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]",
     ) -> None:
+        if self._is_ended:  # its call came just before the end, and its turn after it
+            return
         watch: asyncio.Future[None] = asyncio.ensure_future(super().Watch(request, context))
         self._watches.add(watch)
         try:
@@ -109,11 +111,12 @@ class _Health(HealthServicer):
         finally:
             self._watches.discard(watch)
 
-    def end_watches(self) -> None:
-        """Ends all of them, with OK."""
+    async def end_watches(self) -> None:
+        """Ends all of them with OK, also those that are to begin. Returns when they have ended: the loop may close."""
         self._is_ended = True
         for watch in self._watches:
             watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
 
 
 def channel(address: str, *, max_message_bytes: int) -> grpc.aio.Channel:

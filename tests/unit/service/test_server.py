@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import urllib.request
+from typing import cast
 
 import grpc
 import pytest
@@ -14,7 +15,8 @@ from prometheus_client import CollectorRegistry, Counter
 from ostrya.api.v1 import inference_pb2, inference_pb2_grpc
 from ostrya.service.logs import JsonFormatter
 from ostrya.service.metrics import MetricsEndpoint
-from ostrya.service.server import LIVENESS, GrpcServer, channel
+from ostrya.service.server import LIVENESS, GrpcServer, _Health, channel
+from tests.fakes.waiting import until
 
 NAME = "ostrya.api.v1.InferenceService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -78,6 +80,29 @@ async def test_who_watches_health_does_not_hold_up_the_end() -> None:
         async with asyncio.timeout(10):
             await server.stop(30)
             assert await watch.read() is grpc.aio.EOF
+
+
+class Heard:
+    """The call of a watcher, as far as a handler needs one."""
+
+    def __init__(self) -> None:
+        self.states: list[int] = []
+
+    async def write(self, answer: health_pb2.HealthCheckResponse) -> None:
+        self.states.append(answer.status)
+
+
+async def test_a_watch_whose_turn_comes_after_the_end_ends_at_once() -> None:
+    """Nobody else would end it: a loop that closes next destroys it, and says so on somebody's stderr."""
+    health, heard = _Health(), Heard()
+    context = cast("grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]", heard)
+    running = asyncio.create_task(health.Watch(health_pb2.HealthCheckRequest(), context))
+    await until(lambda: heard.states)
+    await health.end_watches()
+    async with asyncio.timeout(10):
+        await running
+        await health.Watch(health_pb2.HealthCheckRequest(), context)
+    assert len(heard.states) == 1
 
 
 async def test_a_connection_of_age_gives_way_to_a_new_one_and_keeps_its_stream() -> None:
