@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,6 +107,8 @@ def start_redis(kind: Kind = "redis", port: int = 0) -> RunningRedis:
 
 def _launch(kind: Kind, port: int) -> subprocess.Popen[bytes]:
     options = {"port": port, "bind": "127.0.0.1", "save": "", "appendonly": "no", "daemonize": "no", "dir": "/tmp"}
+    # A server reads the file of this name at its start, whoever wrote it.
+    options["dbfilename"] = f"{uuid.uuid4().hex}.rdb"
     flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     process = subprocess.Popen(
         [str(binary(kind)), *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
