@@ -9,6 +9,8 @@ from tests.chart.render import NAMESPACE, Render
 
 COMPONENT = "app.kubernetes.io/component"
 POOL = "ostrya.dev/pool"
+PASSWORD_CHECKSUM = "ostrya.dev/redis-password"
+"""Annotation of pods."""
 _LWS = "leaderworkerset.sigs.k8s.io"
 
 

@@ -71,6 +71,13 @@ def test_every_value_that_a_guide_sets_exists() -> None:
     assert {(guide, path) for guide, path in found if not is_value(path)} == set()
 
 
+def test_every_rollback_that_a_guide_recommends_gets_past_a_number_of_pods_that_somebody_else_changed() -> None:
+    guides = [*CHART.rglob("*.md"), *(ROOT / "deploy").rglob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    found = {(one.name, words) for one in guides for words in re.findall(r"`(helm rollback .*?)`", one.read_text())}
+    assert len(found) >= 4
+    assert [(name, words) for name, words in found if "--force-conflicts" not in words] == []
+
+
 def is_value(path: str) -> bool:
     root = schema()
     node: Tree = root

@@ -12,7 +12,7 @@ import pytest
 
 from tests.chart.commands import command_of, options
 from tests.chart.manifest import Manifest, Tree
-from tests.chart.pods import COMPONENT, pods
+from tests.chart.pods import COMPONENT, PASSWORD_CHECKSUM, pods
 from tests.chart.render import Render, merged, render
 from tests.chart.test_awkward import nested
 from tests.chart.test_values import defaults, resolved, schema
@@ -253,13 +253,22 @@ def case_of(leaf: str) -> Case:
 
 
 def trees(shown: Render) -> dict[str, tuple[str, Tree]]:
-    """Component and tree of each object, without the password that each render makes anew."""
+    """Component and tree of each object, without the password that each render makes anew, and its checksum."""
     return {str(one): (one.metadata.labels.get(COMPONENT, ""), _without_password(one)) for one in shown.objects}
 
 
 def _without_password(one: Manifest) -> Tree:
     data = one.tree.get("data")
-    return one.tree | {"data": sorted(data)} if one.kind == "Secret" and isinstance(data, dict) else one.tree
+    tree = one.tree | {"data": sorted(data)} if one.kind == "Secret" and isinstance(data, dict) else one.tree
+    bare = _without_checksum(tree)
+    assert isinstance(bare, dict)
+    return bare
+
+
+def _without_checksum(node: object) -> object:
+    if isinstance(node, dict):
+        return {key: _without_checksum(below) for key, below in node.items() if key != PASSWORD_CHECKSUM}
+    return [*map(_without_checksum, node)] if isinstance(node, list) else node
 
 
 def arrivals(leaf: str) -> set[str]:

@@ -13,6 +13,8 @@ from tests.chart.render import Render, preset, render
 
 SERVICE_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+# Of RBAC, cluster-wide: parts that are DNS labels, joined by what none of them can have.
+JOINED = re.compile(rf"{DNS_LABEL.pattern}(:{DNS_LABEL.pattern})+")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 PORT_NAME = re.compile(r"(?=.*[a-z])[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")
@@ -220,8 +222,11 @@ def assert_unique_names(shown: Render) -> None:
 
 def assert_well_named(shown: Render) -> None:
     for one in shown.objects:
-        assert len(one.name) <= 63, f"{one} is {len(one.name)} characters long"
-        assert DNS_LABEL.fullmatch(one.name), f"{one} is no DNS label"
+        if one.kind in ("ClusterRole", "ClusterRoleBinding"):
+            assert JOINED.fullmatch(one.name), f"{one} may meet one of another namespace"
+        else:
+            assert len(one.name) <= 63, f"{one} is {len(one.name)} characters long"
+            assert DNS_LABEL.fullmatch(one.name), f"{one} is no DNS label"
         for key, value in one.metadata.labels.items():
             assert_label(str(one), key, value)
     for pod in pods(shown):

@@ -115,18 +115,6 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* replicas of a workload. An autoscaler owns them; an upgrade then repeats those of the live object, because Kubernetes
-     makes 1 of a field that was there and is no more. Takes root, autoscaled, replicas, apiVersion, kind, name. */}}
-{{- define "ostrya.replicas" -}}
-{{- if not .autoscaled -}}
-replicas: {{ .replicas }}
-{{- else if .root.Release.IsUpgrade -}}
-{{- with lookup .apiVersion .kind .root.Release.Namespace .name -}}
-replicas: {{ int64 .spec.replicas }}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-
 {{/* Even over each key where the cluster can, never at the price of a pod that finds no node. */}}
 {{- define "ostrya.spread" -}}
 {{- $selector := include "ostrya.selector" . -}}

@@ -170,9 +170,9 @@ resources:
 {{- end -}}
 
 {{/* Annotations of a pod, a user's own last. Those of a pod that mounts a bucket ask GKE for the FUSE sidecar, without
-     limits. Takes container, pool, own. */}}
+     limits. Takes root, container, pool, own. */}}
 {{- define "ostrya.podAnnotations" -}}
-{{- $annotations := dict "kubectl.kubernetes.io/default-container" .container -}}
+{{- $annotations := merge (dict "kubectl.kubernetes.io/default-container" .container) (include "ostrya.redisChecksum" .root | fromJson) -}}
 {{- if eq .pool.model.source "gcsFuse" -}}
 {{- $annotations = merge $annotations (dict "gke-gcsfuse/volumes" "true" "gke-gcsfuse/cpu-limit" "0" "gke-gcsfuse/memory-limit" "0" "gke-gcsfuse/ephemeral-storage-limit" "0") -}}
 {{- end -}}

@@ -34,6 +34,7 @@
 {{- fail "priorityClass.create needs priorityClass.name, the name of the PriorityClass" -}}
 {{- end -}}
 {{- include "ostrya.refusals.release" . -}}
+{{- include "ostrya.refusals.taken" . -}}
 {{- end -}}
 
 {{/* Labels that no selector, service or scraper of ours reads. */}}

@@ -12,7 +12,7 @@ metadata:
   labels:
     {{- include "ostrya.podLabels" (merge (dict "extra" $pool.podLabels) $ids) | nindent 4 }}
   annotations:
-    {{- include "ostrya.podAnnotations" (dict "container" "worker" "pool" $pool "own" $pool.podAnnotations) | nindent 4 }}
+    {{- include "ostrya.podAnnotations" (dict "root" $root "container" "worker" "pool" $pool "own" $pool.podAnnotations) | nindent 4 }}
 spec:
   serviceAccountName: {{ $pool.serviceAccount.name | quote }}
   automountServiceAccountToken: false
