@@ -29,6 +29,8 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
         self.hang_after: int | None = None
         """Says nothing more after so many messages."""
         self.requests: list[inference_pb2.GenerateRequest] = []
+        self.worker_ids = ["worker-0"]
+        """Of the replicas it lists."""
         self.holds: list[str] = []
         self.orders: list[tuple[str, str, float | None]] = []
         """What was asked of workers: (cordon | uncordon | drain, worker id, timeout)."""
@@ -121,19 +123,22 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
             queried_tokens_total=100,
             hit_tokens_total=25,
         )
-        replica = admin_pb2.Replica(
-            worker_id="worker-0",
-            address="127.0.0.1:7000",
-            model="tiny",
-            state=admin_pb2.REPLICA_STATE_READY,
-            load=load,
-            in_flight=1,
-            indexed_blocks=12,
-            prefix_credit=True,
-            holds=self.holds,
-        )
+        replicas = [
+            admin_pb2.Replica(
+                worker_id=worker_id,
+                address=f"127.0.0.1:{7000 + index}",
+                model="tiny",
+                state=admin_pb2.REPLICA_STATE_READY,
+                load=load,
+                in_flight=1,
+                indexed_blocks=12,
+                prefix_credit=True,
+                holds=self.holds,
+            )
+            for index, worker_id in enumerate(self.worker_ids)
+        ]
         return admin_pb2.ListReplicasResponse(
-            replicas=[replica], level=admin_pb2.KNOWLEDGE_LEVEL_FRESH, redis_connected=True
+            replicas=replicas, level=admin_pb2.KNOWLEDGE_LEVEL_FRESH, redis_connected=True
         )
 
     @status.translated
@@ -142,13 +147,14 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
     ) -> admin_pb2.ExplainRouteResponse:
         if request.decision_id != "decision-1":
             raise NotFound(f"decision {request.decision_id!r} is unknown; decisions are kept for ten minutes")
-        rows = (("worker-0", 64, 0.010), ("worker-1", 0, 0.050))
+        others = [(name, 0, 0.050) for name in self.worker_ids[1:] or ["worker-1"]]
+        rows = ((self.worker_ids[0], 64, 0.010), *others)
         return admin_pb2.ExplainRouteResponse(
             decision_id="decision-1",
             request_id="request-1",
             level=admin_pb2.KNOWLEDGE_LEVEL_FRESH,
             prompt_tokens=80,
-            chosen="worker-0",
+            chosen=self.worker_ids[0],
             reason="prefix",
             beta=1.0,
             attempt=1,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ostrya.cli.report import DEFAULT_TARGET, FAILED, AsJson, Target, fail, reported
+from ostrya.cli.report import DEFAULT_TARGET, FAILED, AsJson, Target, fail, reported, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,8 +102,8 @@ async def _run(
 def _print(summary: dict[str, object], *, as_json: bool) -> None:
     import json
 
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     if as_json:
         print(json.dumps(summary, indent=2))
@@ -119,11 +119,6 @@ def _print(summary: dict[str, object], *, as_json: bool) -> None:
     errors, first = summary.pop("errors"), summary.pop("first_errors")
     assert isinstance(errors, dict)
     assert isinstance(first, dict)
-    console = Console()
-    console.print(latencies)
-    for name, value in summary.items():
-        console.print(f"{name.replace('_', ' ')}: {value}", highlight=False)
-    for kind, count in errors.items():
-        console.print(f"{count} {kind}, the first: {first[kind]}", markup=False, highlight=False, soft_wrap=True)
-    if not errors:
-        console.print("no errors")
+    lines = [f"{name.replace('_', ' ')}: {value}" for name, value in summary.items()]
+    lines += [f"{count} {kind}, the first: {first[kind]}" for kind, count in errors.items()]
+    show(latencies, Text("\n".join(lines if errors else [*lines, "no errors"])))

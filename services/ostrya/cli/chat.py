@@ -70,5 +70,5 @@ def _answer(ask: "Callable[[], Stream]", console: "Console", notes: "Console") -
     except KeyboardInterrupt:
         console.print("\n[dim]cancelled[/dim]")
     except OstryaError as error:
-        notes.print(f"error: {error}", highlight=False, markup=False)
+        notes.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
     return ""

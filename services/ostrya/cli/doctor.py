@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ostrya.cli import report
 from ostrya.cli.report import DEFAULT_TARGET, FAILED, USAGE, AsJson, fail, reported
 from ostrya.service import checks
 
@@ -99,10 +100,8 @@ def show(findings: "list[Finding]") -> None:
     """For a person: the worst first, each with what to do."""
     from collections import Counter
 
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
     rows = Table.grid(padding=(0, 1))
     rows.add_column(no_wrap=True)
     rows.add_column(no_wrap=True)
@@ -111,9 +110,8 @@ def show(findings: "list[Finding]") -> None:
         advice = f"\n[bold]→[/bold] {_escaped(one.advice)}" if one.advice else ""
         style = _STYLES[one.status.value]
         rows.add_row(f"[{style}]{one.status.value}[/{style}]", one.check, _escaped(one.sentence) + advice)
-    console.print(rows, highlight=False)
     counts = Counter(one.status.value for one in findings)
-    console.print("\n" + ", ".join(f"{counts[name]} {name}" for name in _STYLES if counts[name]), highlight=False)
+    report.show(rows, "\n" + ", ".join(f"{counts[name]} {name}" for name in _STYLES if counts[name]))
 
 
 def _escaped(text: str) -> str:

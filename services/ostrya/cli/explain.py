@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ostrya.cli.report import DEFAULT_TARGET, AsJson, Target, print_json, reported
+from ostrya.cli.report import DEFAULT_TARGET, AsJson, Target, print_json, reported, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +18,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Show the candidates of a routing decision, what each would have cost, and why one won."""
-    from rich.console import Console
+    from rich.text import Text
 
     from ostrya.client import Client
 
@@ -27,25 +27,24 @@ def explain(
     if as_json:
         print_json(decision)
         return
-    console = Console()
-    console.print(table(decision))
-    console.print(in_words(decision), highlight=False)
+    title = f"decision {decision.decision_id}, request {decision.request_id}"
+    show(Text(title), table(decision), Text(in_words(decision)))
 
 
 def table(decision: "ExplainRouteResponse") -> "Table":
     """One row a candidate, cheapest first, terms in milliseconds."""
-    from rich.box import SIMPLE
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
-    title = f"decision {decision.decision_id}, request {decision.request_id}"
-    rows = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
-    rows.add_column("replica")
+    rows = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
+    rows.add_column("replica", overflow="fold")
     for heading in ("cached", "to compute", "wait ms", "prefill ms", "decode ms", "cost ms"):
-        rows.add_column(heading, justify="right")
+        rows.add_column(heading, justify="right", overflow="fold")
     for one in sorted(decision.candidates, key=lambda candidate: candidate.cost_s):
         chosen = one.worker_id == decision.chosen
         rows.add_row(
-            f"{one.worker_id} ←" if chosen else one.worker_id,
+            Text(f"{one.worker_id} ←" if chosen else one.worker_id),
             str(one.cached_tokens),
             str(decision.prompt_tokens - one.cached_tokens),
             *(f"{term * 1e3:.1f}" for term in (one.wait_s, one.prefill_s, one.decode_s, one.cost_s)),

@@ -12,6 +12,7 @@ from ostrya.service.checks import is_address
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
+    from rich.console import RenderableType
 
 FAILED = 1
 USAGE = 2
@@ -19,6 +20,8 @@ INTERRUPTED = 130
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 DEFAULT_TARGET = "127.0.0.1:50051"
+PIPED_COLUMNS = 10_000
+"""Where no terminal ends the lines."""
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:
@@ -60,6 +63,32 @@ def reported() -> Iterator[None]:
         fail(str(error) or type(error).__name__)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+
+
+def show(*parts: "RenderableType") -> None:
+    """Tables and sentences on stdout: folded where a terminal is too narrow, whole lines in a pipe or file."""
+    from rich.console import Console
+
+    console = Console()
+    if console.is_terminal:
+        console.print(*parts, sep="\n", highlight=False)
+        return
+    wide = Console(width=PIPED_COLUMNS, color_system=None)
+    with wide.capture() as captured:
+        wide.print(*parts, sep="\n", highlight=False)
+    # Cells of a table are padded to its width.
+    print("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+
+
+def fits(rows: "RenderableType") -> bool:
+    """Whether `show` folds nothing of it."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        return True
+    unbounded = console.options.update(width=PIPED_COLUMNS)
+    return console.measure(rows, options=unbounded).maximum <= console.width
 
 
 def print_json(message: "Message") -> None:

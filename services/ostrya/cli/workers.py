@@ -4,15 +4,13 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from ostrya.cli import report
 from ostrya.cli.report import DEFAULT_TARGET, AsJson, Target, print_json, reported
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ostrya.api.v1.admin_pb2 import ListReplicasResponse, Replica
-
-WIDE = 110
-"""Terminal columns from which addresses are shown too."""
 
 ANSWER_S = 15.0
 """On top of a drain's own time: for the router, and for the worker behind it."""
@@ -87,8 +85,8 @@ def _target(context: typer.Context, target: str) -> str:
 
 
 def show(target: str, as_json: bool) -> None:
-    """The list."""
-    from rich.console import Console
+    """The list; without addresses where a terminal has no room for them."""
+    from rich.text import Text
 
     from ostrya.client import Client
 
@@ -96,36 +94,41 @@ def show(target: str, as_json: bool) -> None:
         response = client.replicas()
     if as_json:
         print_json(response)
-    else:
-        console = Console()
-        console.print(table(response, with_address=console.width >= WIDE))
+        return
+    rows = table(response, with_address=True)
+    report.show(Text(title(response)), rows if report.fits(rows) else table(response, with_address=False))
+
+
+def title(response: "ListReplicasResponse") -> str:
+    """How much the router knows, in a line."""
+    from ostrya.api.v1 import admin_pb2
+
+    level = admin_pb2.KnowledgeLevel.Name(response.level).removeprefix("KNOWLEDGE_LEVEL_").lower().replace("_", " ")
+    redis = "connected" if response.redis_connected else "not connected"
+    models = ", ".join(sorted({one.model for one in response.replicas})) or "no replicas"
+    return f"{models}; routing knowledge: {level}; Redis {redis}"
 
 
 def table(response: "ListReplicasResponse", *, with_address: bool) -> "Table":
-    """One row a replica; the title says how much the router knows.
+    """One row a replica. What is too wide folds: a shortened id could be any of a pool's.
 
     Pages used are those that requests refer to; cached ones are unused and hold a prefix; blocks are what the router's
     index has of the replica; hits are prompt tokens found in its cache, of all it was asked for.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
-    from ostrya.api.v1 import admin_pb2
-
-    level = admin_pb2.KnowledgeLevel.Name(response.level).removeprefix("KNOWLEDGE_LEVEL_").lower().replace("_", " ")
-    redis = "connected" if response.redis_connected else "not connected"
-    models = ", ".join(sorted({one.model for one in response.replicas})) or "no replicas"
-    title = f"{models}; routing knowledge: {level}; Redis {redis}"
-    rows = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    rows = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
     for heading in ("replica", "address", "state") if with_address else ("replica", "state"):
-        rows.add_column(heading, no_wrap=True)
+        rows.add_column(heading, overflow="fold")
     for heading in ("in\nflight", "running", "waiting", "pages\nused", "cached", "blocks", "hits"):
-        rows.add_column(heading, justify="right", no_wrap=True)
+        rows.add_column(heading, justify="right", overflow="fold")
     for one in response.replicas:
         load = one.load
         used = load.total_pages - load.free_pages - load.reusable_pages
         rows.add_row(
-            *((one.worker_id, one.address) if with_address else (one.worker_id,)),
+            *(Text(name) for name in ((one.worker_id, one.address) if with_address else (one.worker_id,))),
             ", ".join(states(one)),
             str(one.in_flight),
             str(load.num_running),

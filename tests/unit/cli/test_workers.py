@@ -1,10 +1,12 @@
 """`ostrya workers` and what it does to one."""
 
+import re
 from collections.abc import Callable
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from ostrya.cli import main
 from ostrya.cli.workers import app
 from ostrya.errors import Unavailable
 from ostrya.service import status
@@ -89,3 +91,49 @@ def test_the_target_may_stand_before_or_after_the_subcommand(run: Run, router: F
 def test_a_negative_drain_time_is_a_usage_error(run: Run, router: FakeRouter) -> None:
     assert run("drain", "worker-0", "--timeout-s=-1").exit_code == 2
     assert router.orders == []
+
+
+# As long as Kubernetes lets them be, alike but for the end.
+LONG_IDS = [f"{'a-release-with-a-long-name-and-a-pool-with-one-too'}-worker-{index}" for index in range(11)]
+COMMANDS = (("workers",), ("explain", "decision-1"))
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_in_a_pipe_every_replica_is_a_whole_line_however_wide(
+    router: FakeRouter, words: tuple[str, ...], columns: str
+) -> None:
+    router.worker_ids = LONG_IDS
+    router.holds = ["maintenance", "termination_impending"]
+    env = {"OSTRYA_TARGET": router.target, "COLUMNS": columns}
+    lines = CliRunner().invoke(main.app, list(words), env=env).stdout.splitlines()
+    assert {line.split()[0] for line in lines if line.startswith("a-release")} >= set(LONG_IDS)
+    assert [line for line in lines if line != line.rstrip() or "…" in line] == []
+    if words == ("workers",):
+        rows = [line for line in lines if line.startswith("a-release")]
+        assert [line.split()[1] for line in rows] == [f"127.0.0.1:{7000 + index}" for index in range(11)]
+        assert all("ready, maintenance, termination impending" in line for line in rows)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_a_terminal_folds_what_tells_replicas_apart_and_shortens_nothing(
+    router: FakeRouter, words: tuple[str, ...], columns: int
+) -> None:
+    router.worker_ids = LONG_IDS
+    env = {"OSTRYA_TARGET": router.target, "COLUMNS": str(columns), "FORCE_COLOR": "1"}
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", CliRunner().invoke(main.app, list(words), env=env).stdout)
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= columns
+    # Of a folded id the first column has the parts, one below the other.
+    column = "".join(line.split()[0] for line in shown.splitlines() if line.strip())
+    assert [one for one in LONG_IDS if one not in column] == []
+
+
+def test_a_terminal_of_80_columns_has_room_for_the_ids_of_the_chart(router: FakeRouter) -> None:
+    router.worker_ids = ["ostrya-default-worker-0", "ostrya-default-worker-1"]
+    env = {"OSTRYA_TARGET": router.target, "COLUMNS": "80", "FORCE_COLOR": "1"}
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", CliRunner().invoke(main.app, ["workers"], env=env).stdout)
+    rows = [line.split() for line in shown.splitlines() if line.startswith("ostrya-default")]
+    assert [row[0] for row in rows] == router.worker_ids
+    assert all(len(row) == 9 for row in rows), "a row is a line, without the address"
