@@ -49,7 +49,13 @@ def api() -> Iterator[KubeApi]:
 
 @asynccontextmanager
 async def watching(
-    url: str, *, namespace: str = "default", maintenance: bool = False, wall: Callable[[], float] = time.time
+    url: str,
+    *,
+    namespace: str = "default",
+    maintenance: bool = False,
+    wall: Callable[[], float] = time.time,
+    ca_file: Path | str = "",
+    token_file: Path | str = "",
 ) -> AsyncIterator[Cluster]:
     """A cluster at work; afterwards its threads are gone."""
     settings = RouterSettings(
@@ -57,6 +63,8 @@ async def watching(
         kubernetes_service="workers",
         kubernetes_namespace=namespace,
         kubernetes_api=url,
+        kubernetes_ca_file=str(ca_file),
+        kubernetes_token_file=str(token_file),
         maintenance=maintenance,
     )
     made = Cluster(settings, changed=lambda: None, wall=wall)
@@ -304,21 +312,26 @@ async def test_nodes_that_may_not_be_watched_are_told_apart_from_the_endpoints(a
         assert cluster.is_up
 
 
+def serving_tls(directory: Path) -> KubeApi:
+    """An API server whose certificate is in ca.crt, which signed itself."""
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    made = make_certificate(["127.0.0.1"], not_before=now - day, not_after=now + day)
+    (directory / "ca.crt").write_bytes(made.pem)
+    (directory / "key.pem").write_bytes(made.key_pem)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(directory / "ca.crt", directory / "key.pem")
+    return KubeApi(tls=tls)
+
+
 class Pod:
     """What a pod's file system and environment say; the API server they name is ours, over TLS."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        now = datetime.datetime.now(datetime.UTC)
-        day = datetime.timedelta(days=1)
-        made = make_certificate(["127.0.0.1"], not_before=now - day, not_after=now + day)
         self.token = directory / "token"
         self.token.write_text("first")
         (directory / "namespace").write_text("inference\n")
-        (directory / "ca.crt").write_bytes(made.pem)
-        (directory / "key.pem").write_bytes(made.key_pem)
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(directory / "ca.crt", directory / "key.pem")
-        self.api = KubeApi(tls=tls)
+        self.api = serving_tls(directory)
         self.api.port = free_port()
         monkeypatch.setattr(cluster_module, "NAMESPACE_FILE", directory / "namespace")
         monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(self.token))
@@ -345,6 +358,75 @@ async def test_in_a_pod_its_own_account_namespace_and_authority_are_used_and_tok
             await until(lambda: api.requests[-1].authorization == "bearer second")
             await until(lambda: cluster.is_up and api.num_watches == 1)
             # And `watching` sees that a read blocked in TLS is interrupted as well.
+
+
+async def test_outside_of_a_pod_the_authority_and_the_token_come_from_files_and_a_new_token_is_used_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    with serving_tls(tmp_path) as api:
+        api.put_slice("a", [endpoint("10.0.0.1", "n1")])
+        api.put_node("n1", taints=[TERMINATION_TAINT])
+        async with watching(api.url, maintenance=True, ca_file=tmp_path / "ca.crt", token_file=token) as cluster:
+            await until(lambda: bool(cluster.holds()) and api.num_watches == 2)
+            assert {seen.authorization for seen in api.requests} == {"Bearer first"}
+            token.write_text("second\n")
+            api.drop_watches()
+            await until(lambda: api.num_watches == 2 and api.requests[-1].authorization == "Bearer second")
+            # Renewed by removing and writing: in between the last one goes on.
+            token.unlink()
+            num_requests = len(api.requests)
+            api.drop_watches()
+            await until(lambda: api.num_watches == 2 and len(api.requests) >= num_requests + 4)
+            assert {seen.authorization for seen in api.requests[num_requests:]} == {"Bearer second"}
+            assert addresses(cluster) == {"10.0.0.1:50052"}
+    assert not [record for record in caplog.records if "second" in str(record.__dict__)]
+
+
+async def test_an_authority_that_is_not_known_is_said_with_the_setting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving_tls(tmp_path) as api:
+        async with watching(api.url) as cluster:
+            await until(lambda: cluster.events["failed"] >= 1)
+            assert not cluster.is_up
+    (said,) = [record for record in caplog.records if record.message.startswith("cannot watch")]
+    assert "kubernetes_ca_file" in str(said.__dict__["fields"])
+
+
+def test_what_is_wrong_with_the_files_is_said_at_the_start_all_at_once_and_without_what_they_hold(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "secret").write_text("s3cret of two words")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "empty").write_text(" \n")
+    (tmp_path / "lines").write_text("one\r\nX-Other: two")
+
+    def problems(ca_file: str, token_file: str) -> list[str]:
+        settings = RouterSettings(
+            discovery="kubernetes",
+            kubernetes_service="workers",
+            kubernetes_namespace="default",
+            kubernetes_api="https://127.0.0.1:6443",
+            kubernetes_ca_file=str(tmp_path / ca_file),
+            kubernetes_token_file=str(tmp_path / token_file),
+        )
+        settings.check()
+        with pytest.raises(ConfigError) as refused:
+            Cluster(settings, changed=lambda: None)
+        assert "s3cret" not in str(refused.value)
+        return [*refused.value.problems]
+
+    ca, token = problems("missing", "missing")
+    assert ca.startswith("kubernetes_ca_file is ")
+    assert token.startswith("kubernetes_token_file is ")
+    assert ca.endswith("cannot be read: No such file or directory")
+    assert token.endswith("cannot be read: No such file or directory")
+    for name in ("secret", "binary", "empty", "lines"):
+        ca, token = problems(name, name)
+        assert "holds no certificate in PEM" in ca
+        assert "holds no token" in token
 
 
 @pytest.mark.parametrize("missing", ["kubernetes", "pod"])

@@ -12,18 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ostrya.errors import ConfigError
-from ostrya.router import disruption, endpoints
+from ostrya.router import apiserver, disruption, endpoints
 from ostrya.router.disruption import Node, Outlook
 from ostrya.router.endpoints import Endpoint, Slice
 from ostrya.router.kubernetes import Resource, Update, View, Watcher, WatchEvent
 from ostrya.router.settings import RouterSettings
 from ostrya.router.types import Hold
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +52,7 @@ class Cluster:
     def __init__(
         self, settings: RouterSettings, *, changed: Callable[[], None], wall: Callable[[], float] = time.time
     ) -> None:
-        """ConfigError without the official client, or where no API server is to be found."""
+        """ConfigError where no API server is to be found, or without what it takes to be let in."""
         self.nodes = Watched() if settings.maintenance else None
         """The watch of the nodes; None = not asked for."""
         self._endpoints_watched = Watched()
@@ -134,7 +130,7 @@ def _said(endpoint: Endpoint) -> tuple[Hold, ...]:
 def _watch_slices(
     settings: RouterSettings, namespace: str, *, deliver: Callable[[Update[Mapping[str, Endpoint]]], None]
 ) -> Watcher[Slice, Mapping[str, Endpoint]]:
-    api = _connect(settings.kubernetes_api)
+    api = apiserver.connect(settings)
     from kubernetes.client import DiscoveryV1Api
 
     selector = f"kubernetes.io/service-name={settings.kubernetes_service}"
@@ -152,7 +148,7 @@ def _watch_slices(
 def _watch_nodes(
     settings: RouterSettings, *, deliver: Callable[[Update[Mapping[str, Outlook]]], None]
 ) -> Watcher[Node, Mapping[str, Outlook]]:
-    api = _connect(settings.kubernetes_api)
+    api = apiserver.connect(settings)
     from kubernetes.client import CoreV1Api
 
     resource = Resource(
@@ -165,30 +161,6 @@ def _watch_nodes(
         list_version="0",
     )
     return Watcher(resource, api, deliver=deliver)
-
-
-def _connect(url: str) -> "ApiClient":
-    """The official client for that URL, or for the pod we are in if empty.
-
-    One for each watcher: a client's connections are cleared when one of them fails.
-    """
-    try:
-        from kubernetes import client, config
-    except ImportError as error:
-        problem = "discovery=kubernetes needs the official Kubernetes client: pip install 'ostrya[kubernetes]'"
-        raise ConfigError([problem]) from error
-    configuration = client.Configuration()
-    if url:
-        configuration.host = url
-    else:
-        try:
-            config.load_incluster_config(configuration)
-        except config.ConfigException as error:
-            problem = f"discovery=kubernetes found no service account ({error}); run in a pod or set kubernetes_api"
-            raise ConfigError([problem]) from error
-    # We try again ourselves, with a bound; the client's own tries would stretch a failure to several timeouts.
-    configuration.retries = False
-    return client.ApiClient(configuration)
 
 
 def _own_namespace() -> str:

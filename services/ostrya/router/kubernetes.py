@@ -138,7 +138,8 @@ class Watcher(Generic[Item, View]):
             return WatchEvent.FAILED
         # Whatever client, transport and decoder raise: a thread that ended would keep old endpoints for ever, silently.
         except Exception as error:
-            self._down(f"{step} {type(error).__name__}", f"{step}: {type(error).__name__}: {error}")
+            hint = "; kubernetes_ca_file names its authority" if "CERTIFICATE_VERIFY_FAILED" in str(error) else ""
+            self._down(f"{step} {type(error).__name__}", f"{step}: {type(error).__name__}: {error}{hint}")
             return WatchEvent.FAILED
         deadline = time.monotonic() + self._resource.watch_s + _OVERDUE_S
         try:
@@ -241,7 +242,7 @@ class Watcher(Generic[Item, View]):
         if refused.status == 403:
             return f"{what}; RBAC must allow the service account get, list, watch on {self._resource.name}"
         if refused.status == 401:
-            return f"{what}; the service account's token is not accepted"
+            return f"{what}; the token is not accepted (outside of a pod: kubernetes_token_file)"
         return what
 
     def _interrupt(self) -> None:

@@ -37,6 +37,10 @@ class RouterSettings:
     """Of that Service; empty = the pod's own."""
     kubernetes_api: str = ""
     """URL of the API server; empty = as a pod reaches it, with its service account."""
+    kubernetes_ca_file: str = ""
+    """Certificates (PEM) of the authority that signed that URL's; empty = the system's authorities."""
+    kubernetes_token_file: str = ""
+    """File with the bearer token for that URL, read again whenever it is used; empty = none."""
     maintenance: bool = False
     """Read the nodes' maintenance labels and taints (needs the right to watch nodes; discovery=kubernetes)."""
     maintenance_horizon_s: float = 600.0
@@ -98,4 +102,11 @@ class RouterSettings:
                 problems += checks.endpoint("kubernetes_api", self.kubernetes_api)
         elif self.maintenance:
             problems.append(f"maintenance needs discovery kubernetes, which tells the nodes; it is {self.discovery}")
+        for name in ("kubernetes_ca_file", "kubernetes_token_file"):
+            # A token must not be sent for everyone to read.
+            if getattr(self, name) and not self.kubernetes_api.startswith("https://"):
+                problems.append(
+                    f"{name} needs a kubernetes_api like https://host:6443; it is {self.kubernetes_api!r} "
+                    "(empty = the pod's own, with its service account)"
+                )
         return problems

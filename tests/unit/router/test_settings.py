@@ -19,6 +19,14 @@ from ostrya.router.settings import RouterSettings
             RouterSettings(discovery="kubernetes", kubernetes_service="w", kubernetes_api="host:6443"),
             "must be like https://host:6443",
         ),
+        *(
+            (RouterSettings(discovery="kubernetes", kubernetes_service="w", kubernetes_api=api, **files), words)
+            for files, words in (
+                ({"kubernetes_ca_file": "/ca.crt"}, "kubernetes_ca_file needs a kubernetes_api like https"),
+                ({"kubernetes_token_file": "/token"}, "kubernetes_token_file needs a kubernetes_api like https"),
+            )
+            for api in ("", "http://127.0.0.1:8001")
+        ),
         (RouterSettings(maintenance=True), "maintenance needs discovery kubernetes"),
         (RouterSettings(maintenance_horizon_s=-1), "maintenance_horizon_s is -1"),
         (RouterSettings(max_connection_age_s=float("nan")), "max_connection_age_s is nan"),
@@ -39,6 +47,13 @@ def test_settings_that_cannot_work_are_refused_with_what_to_do(settings: RouterS
         RouterSettings(discovery="static", static_workers=("worker:50052", "[::1]:50052")),
         RouterSettings(discovery="kubernetes", kubernetes_service="ostrya-default-workers", maintenance=True),
         RouterSettings(discovery="kubernetes", kubernetes_service="w", kubernetes_api="https://[fd00::1]:6443"),
+        RouterSettings(
+            discovery="kubernetes",
+            kubernetes_service="w",
+            kubernetes_api="https://api.example:6443",
+            kubernetes_ca_file="/ca.crt",
+            kubernetes_token_file="/token",
+        ),
     ],
 )
 def test_settings_that_can_work_are_taken(settings: RouterSettings) -> None:
