@@ -559,3 +559,37 @@ def test_names_are_listed_as_people_do() -> None:
     assert [listed(""), listed("a"), listed("ba"), listed("cba")] == ["", "a", "a and b", "a, b and c"]
     assert listed("abcdefg") == "a, b, c, d, e and 2 more"
     assert [counted(0, "key"), counted(1, "key")] == ["0 keys", "1 key"]
+
+
+def advice_for_no_work(*replicas: admin_pb2.Replica, discovery: str) -> str:
+    found = diagnose(install(router("r0:50051", *replicas, discovery=discovery)))
+    (advice,) = {one.advice for one in found if "has no replica that takes work" in one.sentence}
+    return advice
+
+
+@pytest.mark.parametrize("discovery", ["registry", "kubernetes"])
+def test_workers_that_are_there_and_not_ready_are_what_to_look_at_and_not_the_settings(discovery: str) -> None:
+    held = [replica(f"w{index}", holds=["not_ready"]) for index in range(2)]
+    mixed = [*held, replica("w2", state=STARTING), replica("w3", state=LOST, holds=["no_lease"])]
+    advice = advice_for_no_work(*held, discovery=discovery)
+    assert advice.startswith("2 workers are there, but none is ready: 2 not ready. ")
+    advice = advice_for_no_work(*mixed, discovery=discovery)
+    assert advice.startswith("4 workers are there, but none is ready: 1 lost, 1 starting and 2 not ready. ")
+    for words in ("kubectl describe pod", "kubectl logs", "ostrya_worker_startup_phase_seconds"):
+        assert words in advice
+    assert "--pool" not in advice
+    assert "edis" not in advice
+    assert advice_for_no_work(held[0], discovery=discovery).startswith("1 worker is there, but none is ready")
+    cordoned = advice_for_no_work(replica("w0", state=DRAINING), discovery=discovery)
+    assert cordoned == "1 worker is there, but none takes work: 1 draining. See above what to do with each."
+
+
+@pytest.mark.parametrize(
+    ("discovery", "words"),
+    [("registry", "--pool and --redis-url"), ("kubernetes", "--kubernetes-service"), ("static", "--static-workers")],
+)
+def test_where_no_worker_is_known_first_their_pods_then_how_the_router_looks(discovery: str, words: str) -> None:
+    facts = replace(router("r0:50051", discovery=discovery), replicas={})
+    found = diagnose(install(facts, redis=redis(rows())))
+    (advice,) = {one.advice for one in found if "has no replica that takes work" in one.sentence}
+    assert advice.index("kubectl describe pod") < advice.index(words)

@@ -29,6 +29,15 @@ _HOLDS = {
     "termination_impending": ("its node is about to end", "Nothing; requests go elsewhere while they can."),
 }
 _SERIOUS_HOLDS = {"no_lease"}
+_BARRING = {"not_ready", "terminating", "no_lease"}
+"""Holds that let no new work through."""
+_UNREADY = {"starting", "lost", "not ready"}
+"""Words for workers whose own process or pod is where to look."""
+_COMPARED = {
+    "registry": "their --pool and --redis-url with the router's",
+    "kubernetes": "the selector of the Service in the router's --kubernetes-service with their labels",
+    "static": "their addresses with the router's --static-workers",
+}
 _STATES = {
     admin_pb2.REPLICA_STATE_STARTING: (
         "it is starting",
@@ -90,7 +99,7 @@ def _pool(pool: str, routers: Mapping[str, RouterFacts], rows: PoolRows | None, 
             yield fail(
                 "replicas",
                 f"router {target} has no replica that takes work: requests for pool {pool!r} wait, then fail",
-                "Start workers with the router's --pool and --redis-url; `ostrya workers` shows what it sees.",
+                _why_nobody(router),
             )
     if known and not problems:
         views = [*routers, "Redis"] if rows else list(routers)
@@ -167,6 +176,31 @@ def _unseen(worker_id: str, has_lease: bool, targets: str) -> Finding:
     )
 
 
+def _why_nobody(router: RouterFacts) -> str:
+    """Workers that are there have found the router's pool, so what they lack is elsewhere."""
+    look = (
+        "in Kubernetes `kubectl describe pod POD` says which probe fails or why it waits, and `kubectl logs POD` what it "
+        "does. A worker is ready once its weights are loaded and every shape is compiled; "
+        "ostrya_worker_startup_phase_seconds has the phases of its start."
+    )
+    if not router.replicas:
+        discovery = router.status.discovery if router.status else "registry"
+        compared = _COMPARED.get(discovery, _COMPARED["registry"])
+        return f"If workers run, they may not be ready yet: {look} If they are ready, compare {compared}."
+    words = [_why_no_work(one) for one in router.replicas.values()]
+    there = f"{counted(len(words), 'worker')} {'is' if len(words) == 1 else 'are'} there"
+    told = listed(f"{words.count(word)} {word}" for word in set(words))
+    if not _UNREADY.intersection(words):
+        return f"{there}, but none takes work: {told}. See above what to do with each."
+    return f"{there}, but none is ready: {told}. Look at them: {look}"
+
+
+def _why_no_work(replica: admin_pb2.Replica) -> str:
+    if replica.state != _READY:
+        return admin_pb2.ReplicaState.Name(replica.state).removeprefix("REPLICA_STATE_").lower()
+    return next((hold.replace("_", " ") for hold in replica.holds if hold in _BARRING), "ready")
+
+
 def _why_blind(routers: list[RouterFacts]) -> str:
     cut_off = [router.target for router in routers if router.status and not router.status.redis_connected]
     if cut_off:
@@ -191,4 +225,4 @@ def _why_lost(rows: PoolRows | None, has_lease: bool, dialled: Dialled | None) -
 
 
 def _takes_work(replica: admin_pb2.Replica) -> bool:
-    return replica.state == _READY and not {"not_ready", "terminating", "no_lease"}.intersection(replica.holds)
+    return replica.state == _READY and not _BARRING.intersection(replica.holds)
