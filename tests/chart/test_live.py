@@ -184,7 +184,7 @@ def test_helm_hands_the_chart_the_live_objects() -> None:
 
 def assert_pods_start_anew_with_another_password(shown: Render) -> None:
     secrets = [one.tree["data"] for one in shown.of("Secret")]
-    wanted = {hashlib.sha256(one["redis-password"].encode()).hexdigest()[:16] for one in secrets}  # type: ignore[index]
+    wanted: set[str | None] = {hashlib.sha256(one["redis-password"].encode()).hexdigest()[:16] for one in secrets}  # type: ignore[index]
     found = {str(pod): pod.annotations.get(PASSWORD_CHECKSUM) for pod in pods(shown)}
     assert set(found.values()) == (wanted or {None}), found
 
@@ -194,7 +194,7 @@ def test_every_pod_carries_the_checksum_of_the_password_that_is_rendered_with_it
 
 
 def test_each_password_has_its_own_checksum_and_a_secret_of_the_users_none() -> None:
-    plain = {"monitoring": {"dashboards": {"enabled": False}}}
+    plain: Tree = {"monitoring": {"dashboards": {"enabled": False}}}
     checksums = set()
     for _ in range(2):  # not the cached render
         shown = Render(release="ostrya", values={}, objects=rendered_objects(chart(), plain, "ostrya"))

@@ -179,7 +179,7 @@ def _unseen(worker_id: str, has_lease: bool, targets: str) -> Finding:
 def _why_nobody(router: RouterFacts) -> str:
     """Workers that are there have found the router's pool, so what they lack is elsewhere."""
     look = (
-        "in Kubernetes `kubectl describe pod POD` says which probe fails or why it waits, and `kubectl logs POD` what it "
+        "in Kubernetes `kubectl describe pod POD` says which probe fails or why it waits, `kubectl logs POD` what it "
         "does. A worker is ready once its weights are loaded and every shape is compiled; "
         "ostrya_worker_startup_phase_seconds has the phases of its start."
     )
