@@ -7,9 +7,8 @@ nothing else; and one test has the real Helm look up at a server that knows a fe
 import hashlib
 import itertools
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Thread
 
 import helm_python
 import pytest
@@ -18,7 +17,8 @@ import yaml
 from tests.chart.manifest import Tree
 from tests.chart.pods import PASSWORD_CHECKSUM, pods
 from tests.chart.render import CHART, NAMESPACE, Refused, Render, chart, render, rendered_objects
-from tests.fakes.kube_http import Handler, HttpServer
+from tests.chart.test_monitoring import part
+from tests.fakes.kube_apply import KubeApply
 
 # -- replicas ----------------------------------------------------------------------------------------------------------
 
@@ -126,43 +126,22 @@ AUTOSCALED: Tree = {
     "pools": {"default": SCALING},
     "monitoring": {"dashboards": {"enabled": False}},
 }
-WORKERS = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets/ostrya-default-worker"
-SERVICE = f"/api/v1/namespaces/{NAMESPACE}/services/ostrya-default"
-SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/ostrya-redis"
-_KINDS = {
-    "/api/v1": [("services", "Service"), ("secrets", "Secret")],
-    "/apis/apps/v1": [("statefulsets", "StatefulSet"), ("deployments", "Deployment")],
-}
+OF = f"namespaces/{NAMESPACE}"
+WORKERS = f"/apis/apps/v1/{OF}/statefulsets/ostrya-default-worker"
+SERVICE = f"/api/v1/{OF}/services/ostrya-default"
+SECRET = f"/api/v1/{OF}/secrets/ostrya-redis"
 
 
 @contextmanager
-def cluster(objects: Mapping[str, Tree]) -> Iterator[helm_python.Config]:
-    """Helm at an API server that has these objects, by path."""
-    known: dict[str, Tree] = dict(objects)
-    known["/api"] = {"kind": "APIVersions", "versions": ["v1"]}
-    version = {"groupVersion": "apps/v1", "version": "v1"}
-    groups = [{"name": "apps", "versions": [version], "preferredVersion": version}]
-    known["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-    for path, kinds in _KINDS.items():
-        resources = [{"name": name, "kind": kind, "namespaced": True, "verbs": ["get"]} for name, kind in kinds]
-        of = path.removeprefix("/apis/").removeprefix("/api/")
-        known[path] = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": of, "resources": resources}
-
-    def answer(handler: Handler) -> None:
-        found = known.get(handler.path.partition("?")[0])
-        missing: Tree = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
-        handler.send_json(200 if found is not None else 404, found if found is not None else missing)
-
-    server = HttpServer(("127.0.0.1", 0), answer, tls=None)
-    thread = Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        with helm_python.Config(kube_apiserver=f"http://127.0.0.1:{server.server_address[1]}") as config:
-            yield config
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def cluster() -> Iterator[tuple[KubeApply, helm_python.Config]]:
+    """An empty one, and Helm at work on it."""
+    with (
+        KubeApply() as server,
+        helm_python.Config(
+            kube_apiserver=server.url, namespace=NAMESPACE, storage_driver="memory", qps=1000.0, burst_limit=1000
+        ) as helm,
+    ):
+        yield server, helm
 
 
 def test_helm_hands_the_chart_the_live_objects() -> None:
@@ -170,13 +149,93 @@ def test_helm_hands_the_chart_the_live_objects() -> None:
     there: Tree = {"apiVersion": "apps/v1", "kind": "StatefulSet"}
     secret: Tree = {"apiVersion": "v1", "kind": "Secret", "metadata": {}, "data": {"redis-password": password}}
     for fields, kept in (([applied("helm", "Apply"), SCALED], False), ([applied("helm", "Update"), SCALED], True)):
-        with cluster({WORKERS: there | live(5, *fields), SECRET: secret}) as config:
-            found = config.render(chart(), AUTOSCALED, name="ostrya", namespace=NAMESPACE, is_upgrade=True)
+        with cluster() as (server, helm):
+            server.put(WORKERS, there | live(5, *fields))
+            server.put(SECRET, secret)
+            found = helm.render(chart(), AUTOSCALED, name="ostrya", namespace=NAMESPACE, is_upgrade=True)
         assert ("\n  replicas: 5\n" in found["ostrya/templates/workers.yaml"]) is kept
         for name in ("redis", "router", "workers"):
             checksum = hashlib.sha256(password.encode()).hexdigest()[:16]
             assert f"{PASSWORD_CHECKSUM}: {checksum}" in found[f"ostrya/templates/{name}.yaml"].replace('"', "")
         assert password in found["ostrya/templates/redis.yaml"]
+
+
+# -- upgrades and rollbacks, by the real Helm and its server-side apply ------------------------------------------------
+
+
+class Release:
+    """Of the chart, in a cluster."""
+
+    def __init__(self, server: KubeApply, helm: helm_python.Config) -> None:
+        self.server, self.helm = server, helm
+
+    def install(self, values: Tree) -> None:
+        self.helm.install(chart(), "ostrya", values, namespace=NAMESPACE, timeout=60)
+
+    def upgrade(self, values: Tree) -> None:
+        self.helm.upgrade(chart(), "ostrya", values, namespace=NAMESPACE, timeout=60)
+
+    def roll_back(self, version: int) -> None:
+        self.helm.rollback("ostrya", version=version, timeout=60)
+
+    @property
+    def replicas(self) -> object:
+        return part(self.server.get(WORKERS), "spec", "replicas")
+
+
+@pytest.fixture
+def release() -> Iterator[Release]:
+    with cluster() as found:
+        yield Release(*found)
+
+
+QUIET: Tree = {"monitoring": {"dashboards": {"enabled": False}}, "networkPolicy": {"enabled": False}}
+FEWER: Tree = AUTOSCALED | QUIET
+CHANGED = FEWER | {"router": {"logLevel": "debug"}}
+
+
+def test_a_rollback_after_an_autoscaler_has_scaled_goes_through_and_keeps_its_number(release: Release) -> None:
+    release.install(FEWER)
+    release.server.scale(WORKERS, 5)
+    release.upgrade(CHANGED)
+    assert release.replicas == 5
+    release.server.scale(WORKERS, 7)
+    release.roll_back(1)
+    assert release.replicas == 7
+    routers = release.server.get(f"/apis/apps/v1/{OF}/deployments/ostrya-default-router")
+    assert "debug" not in str(routers)
+
+
+def test_switching_autoscaling_on_keeps_the_number_and_the_first_scaling_takes_it_over(release: Release) -> None:
+    release.install(QUIET | {"pools": {"default": {"replicas": 4}}})
+    release.upgrade(FEWER)
+    assert release.replicas == 4, "a field that is applied no more would be 1"
+    release.server.scale(WORKERS, 6)
+    release.upgrade(CHANGED)
+    release.server.scale(WORKERS, 7)
+    release.upgrade(FEWER)
+    assert release.replicas == 7
+    release.roll_back(3)
+    assert release.replicas == 7
+    # What stays, and what the README says of it: these revisions hold a number, which is another's now.
+    for version in (1, 2):
+        with pytest.raises(helm_python.HelmError, match=r"conflict.*spec\.replicas"):
+            release.roll_back(version)
+
+
+def test_a_rollback_over_an_external_redis_restarts_everything_that_has_another_password(release: Release) -> None:
+    release.install(QUIET)
+    first = release.server.get(SECRET)
+    release.upgrade(QUIET | {"redis": {"mode": "external", "external": {"url": "redis://r.example:6379/0"}}})
+    assert release.server.get(SECRET) is None
+    release.upgrade(QUIET)
+    pods_of = [f"/apis/apps/v1/{OF}/deployments/{name}" for name in ("ostrya-redis", "ostrya-default-router")]
+    before, second = [release.server.get(path) for path in (*pods_of, WORKERS)], release.server.get(SECRET)
+    release.roll_back(1)
+    assert part(release.server.get(SECRET), "data") == part(first, "data") != part(second, "data")
+    after = [release.server.get(path) for path in (*pods_of, WORKERS)]
+    for old, new in zip(before, after, strict=True):
+        assert part(old, "spec", "template") != part(new, "spec", "template"), "its pods go on with the other password"
 
 
 # -- the password of Redis ---------------------------------------------------------------------------------------------
@@ -234,9 +293,12 @@ def rendered_objects_of(deciding: helm_python.Chart, taken: list[object]) -> Non
 
 
 def test_helm_asks_for_the_services_before_anything_is_made() -> None:
-    service = {"apiVersion": "v1", "kind": "Service"} | owned("os-trya")
-    with cluster({SERVICE: service}) as config, pytest.raises(helm_python.HelmError, match="release os-trya of"):
-        config.render(chart(), AUTOSCALED, name="ostrya", namespace=NAMESPACE)
+    service: Tree = {"apiVersion": "v1", "kind": "Service"}
+    with cluster() as (server, helm):
+        server.put(SERVICE, service | owned("os-trya"))
+        with pytest.raises(helm_python.HelmError, match=r"pools\.default makes .*, which release os-trya of"):
+            helm.install(chart(), "ostrya", AUTOSCALED, namespace=NAMESPACE)
+        assert server.num_applied == 0
 
 
 # (namespace, release, pool): names that joins of names make alike.
