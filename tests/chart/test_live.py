@@ -129,6 +129,7 @@ AUTOSCALED: Tree = {
 OF = f"namespaces/{NAMESPACE}"
 WORKERS = f"/apis/apps/v1/{OF}/statefulsets/ostrya-default-worker"
 SERVICE = f"/api/v1/{OF}/services/ostrya-default"
+CLASS = "/apis/scheduling.k8s.io/v1/priorityclasses/high"
 SECRET = f"/api/v1/{OF}/secrets/ostrya-redis"
 
 
@@ -292,13 +293,17 @@ def rendered_objects_of(deciding: helm_python.Chart, taken: list[object]) -> Non
     deciding.render({"taken": taken}, name="ostrya-x", namespace=NAMESPACE)
 
 
-def test_helm_asks_for_the_services_before_anything_is_made() -> None:
-    service: Tree = {"apiVersion": "v1", "kind": "Service"}
-    with cluster() as (server, helm):
-        server.put(SERVICE, service | owned("os-trya"))
-        with pytest.raises(helm_python.HelmError, match=r"pools\.default makes .*, which release os-trya of"):
-            helm.install(chart(), "ostrya", AUTOSCALED, namespace=NAMESPACE)
-        assert server.num_applied == 0
+def test_helm_asks_before_anything_is_made(release: Release) -> None:
+    classes: Tree = AUTOSCALED | {"priorityClass": {"create": True, "name": "high"}}
+    for path, version, words in (
+        (CLASS, "scheduling.k8s.io/v1", r"priorityClass\.create makes PriorityClass high"),
+        (SERVICE, "v1", r"pools\.default makes Service ostrya-default"),
+    ):
+        there: Tree = {"apiVersion": version, "kind": words.split()[-2]}
+        release.server.put(path, there | owned("os-trya"))
+        with pytest.raises(helm_python.HelmError, match=f"{words}, which release os-trya of namespace serving has"):
+            release.install(classes)
+    assert release.server.num_applied == 0
 
 
 # (namespace, release, pool): names that joins of names make alike.

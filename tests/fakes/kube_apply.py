@@ -26,7 +26,9 @@ KINDS = {
     "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
     "keda.sh/v1alpha1": {"scaledobjects": "ScaledObject"},
+    "scheduling.k8s.io/v1": {"priorityclasses": "PriorityClass"},
 }
+_CLUSTER_WIDE = {"PriorityClass"}
 _UNOWNED = {("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace")}
 _REPLICAS = ("spec", "replicas")
 # Without schemas a client checks nothing; it insists on the header.
@@ -160,7 +162,7 @@ def _discovery() -> dict[str, Object]:
             of = {"groupVersion": version, "version": number}
             groups.append({"name": group, "versions": [of], "preferredVersion": of})
         resources = [
-            {"name": name, "kind": kind, "namespaced": True, "verbs": ["get", "patch", "delete"]}
+            {"name": name, "kind": kind, "namespaced": kind not in _CLUSTER_WIDE, "verbs": ["get", "patch", "delete"]}
             for name, kind in kinds.items()
         ]
         listed: Object = {
