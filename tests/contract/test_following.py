@@ -72,7 +72,7 @@ async def test_an_emptied_redis_is_whole_again_within_five_seconds(server: Runni
         churn(second, rng)
         server.restart()
         churn(first, rng)
-        await until(lambda: agree(follower, first, second), timeout_s=5.0)
+        await until(lambda: agree(follower, first, second))
 
 
 async def test_old_knowledge_stays_while_redis_is_empty(server: RunningRedis) -> None:

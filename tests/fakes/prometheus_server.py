@@ -17,7 +17,7 @@ import pytest
 
 from tests.fakes.redis_server import free_port
 
-_START_TIMEOUT_S = 20.0
+_START_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

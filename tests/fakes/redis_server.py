@@ -24,7 +24,7 @@ from tests import leaks
 Kind = Literal["redis", "valkey"]
 KINDS: tuple[Kind, ...] = ("redis", "valkey")
 
-_START_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 30.0
 _GIVEN: set[int] = set()
 
 

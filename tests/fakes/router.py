@@ -14,7 +14,7 @@ from ostrya.service.server import GrpcServer
 
 T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
-START_S = 10.0
+START_S = 30.0
 
 
 class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.AdminServiceServicer):

@@ -26,7 +26,7 @@ from tests.fakes.redis_server import RunningRedis, free_port, start_redis
 Samples = dict[tuple[str, str], float]
 """(name, labels as text) -> value."""
 
-_READY_TIMEOUT_S = 90.0
+_READY_TIMEOUT_S = 180.0
 
 
 @dataclass(slots=True)
@@ -57,11 +57,14 @@ class RunningStack:
         assert found, f"{process} exports no {name} with {having!r}"
         return sum(found)
 
+    def pids(self, process: str) -> list[int]:
+        """A process and its child, the engine."""
+        pid = self.processes[process].pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
     def resident_bytes(self, process: str) -> int:
         """Memory of a process and its child, the engine."""
-        pid = self.processes[process].pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        pages = [int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in (str(pid), *children)]
+        pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids(process)]
         return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
     @property
@@ -105,10 +108,10 @@ class RunningStack:
             process.terminate()
         for name, process in self.processes.items():
             try:
-                process.wait(15)
+                process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
-                raise AssertionError(f"{name} did not end within 15 s of SIGTERM") from None
+                raise AssertionError(f"{name} did not end within 30 s of SIGTERM") from None
 
 
 async def eventually(condition: Callable[[], bool], *, timeout_s: float, what: Callable[[], str]) -> None:

@@ -158,7 +158,7 @@ async def test_a_drain_finishes_what_runs_and_what_waits() -> None:
         await worker.set_serving(True)
         worker.next_token.open()
         assert (text_of(await running), text_of(await waiting)) == (ANSWER, ANSWER)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await draining
 
 
@@ -198,7 +198,7 @@ async def test_a_stream_that_does_not_end_is_cut_off_in_the_end(how: str) -> Non
             draining = asyncio.create_task(stand.router._drain())
             if how == "hurry":
                 stand.router.hurry.set()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 with pytest.raises(Unavailable):
                     await stream.read()
                 await draining
@@ -215,7 +215,7 @@ async def test_what_the_end_of_a_drain_ends_is_unavailable_with_an_invitation(is
             await stand.until(ready=0)
         asking = asyncio.create_task(stand.ask(Request(text="a")))
         await (until(lambda: stand.num_waiting) if is_waiting else worker.until(lambda one: one.active == 1))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await stand.router._drain()
             with pytest.raises(grpc.aio.AioRpcError, match="router has shut down") as cut:
                 await asking
@@ -239,7 +239,7 @@ async def test_a_client_that_does_not_read_does_not_hold_up_the_end_of_a_drain()
         call = stub.Generate(Request(text="a", sampling=Params(max_tokens=2_000)), timeout=60)
         await call.read()
         await stand.workers[0].until(lambda one: one.active == 0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await stand.router._drain()
         await stand.idle()
         assert await metric(stand, 'requests_total{code="UNAVAILABLE"}') == 1
@@ -263,7 +263,7 @@ async def test_a_second_signal_ends_the_process_whatever_runs() -> None:
                 process.send_signal(signal.SIGTERM)
                 with pytest.raises(Unavailable):
                     await stream.read()
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     assert await process.wait() == 0
         finally:
             if process.returncode is None:

@@ -24,7 +24,7 @@ from ostrya.worker.settings import WorkerSettings
 from tests.fakes.otlp_collector import OtlpCollector
 from tests.fakes.redis_server import free_port
 from tests.fakes.tokenizer import byte_tokenizer
-from tests.fakes.waiting import until
+from tests.fakes.waiting import Stopwatch, until
 from tests.fakes.worker import Behaviour, Gate
 from tests.integration.bed import Params, Request, bed, saying
 
@@ -35,7 +35,7 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"
 EXIT_LIMIT_S = 2.5
 """A second for traces; the rest is the farewell, the metrics endpoint and the engine's process."""
-READY_S = 20.0
+READY_S = 90.0
 CLOCK_SLACK_NS = 20_000_000
 """Spans of two processes, and times read in one and written in another."""
 
@@ -102,7 +102,7 @@ def worker_process(tmp_path: Path, *, otlp_endpoint: str) -> Iterator[WorkerProc
         yield WorkerProcess(f"127.0.0.1:{port}", log, process)
     finally:
         process.kill()
-        process.wait(5)
+        process.wait(30)
 
 
 @asynccontextmanager
@@ -317,8 +317,8 @@ async def test_an_absent_collector_costs_spans_only(tmp_path: Path, caplog: pyte
         async with router_for(worker.address, otlp_endpoint=nowhere) as router:
             for _ in range(20):
                 await ask(router, Request(text="a", sampling=Params(max_tokens=2)))
-            left = time.monotonic()
-        assert time.monotonic() - left < EXIT_LIMIT_S
+            watch = Stopwatch()
+        assert watch.seconds() < EXIT_LIMIT_S
         assert await asyncio.to_thread(worker.stop) < EXIT_LIMIT_S
         lines = worker.log.read_text().splitlines()
     about = [record.getMessage() for record in caplog.records] + lines

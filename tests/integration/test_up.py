@@ -21,7 +21,7 @@ from tests.fakes.redis_server import free_port
 RUN = "OSTRYA_TEST_RUN"
 START_S = 120.0
 CHECK_S = 300.0
-END_S = 20.0
+END_S = 60.0
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes through /proc")
 
@@ -114,7 +114,7 @@ def test_up_check_passes_the_acceptance_scenario(tmp_path: Path) -> None:
 
 
 def test_up_serves_on_a_terminal_until_ctrl_c_and_leaves_nothing(tmp_path: Path) -> None:
-    with ostrya_up(tmp_path, "--port", str(free_port()), terminal=True) as up:
+    with ostrya_up(tmp_path, "--workers", "1", "--port", str(free_port()), terminal=True) as up:
         up.says("Ctrl-C stops everything.")
         target = up.output().partition("ostrya chat --target ")[2].split()[0]
         with Client(target) as client:

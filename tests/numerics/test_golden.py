@@ -63,8 +63,7 @@ def test_twenty_prompts_give_the_tokens_of_transformers(driver: Driver) -> None:
         assert output == case["output"], f"prompt {number}, closest call {case['min_margin']:.1e}"
 
 
-@pytest.mark.parametrize("number", [2, 10, 18])
-def test_alone_and_in_small_chunks_the_tokens_are_the_same(driver: Driver, number: int) -> None:
-    case = GOLDEN["cases"][number]
+def test_alone_and_in_small_chunks_the_tokens_are_the_same(driver: Driver) -> None:
+    case = GOLDEN["cases"][10]
     driver.release_all()
     assert driver.generate([case["prompt"]], num_new=64, chunk=16) == [case["output"]]

@@ -23,9 +23,9 @@ from tests.fakes.redis_server import free_port
 PROBE_PERIOD_S = 0.5
 PRE_STOP_S = 1.0
 """The chart's preStop sleep, shortened like the other periods: longer than the Service needs to look away."""
-GRACE_S = 60.0
+GRACE_S = 170.0
 """terminationGracePeriodSeconds, counted from the SIGTERM. Whoever needs a SIGKILL has failed."""
-READY_TIMEOUT_S = 90.0
+READY_TIMEOUT_S = 180.0
 SLICED = "workers"
 """The controller whose pods' endpoints routers may watch; also its Service."""
 

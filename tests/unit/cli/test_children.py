@@ -13,7 +13,7 @@ from ostrya.cli.children import MARK, Child, marked
 from ostrya.cli.ports import HOST, free_ports
 from ostrya.errors import ConfigError
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
 )

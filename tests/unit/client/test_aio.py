@@ -10,7 +10,7 @@ from ostrya.errors import DeadlineExceeded, EngineDied, InvalidRequest, Overload
 from ostrya.service import status
 from tests.fakes.router import FakeRouter
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 
 
 @pytest_asyncio.fixture

@@ -8,7 +8,7 @@ from ostrya.client import Client, Usage
 from ostrya.errors import DeadlineExceeded, EngineDied, InvalidRequest, NotFound, OstryaError, Overloaded, Unavailable
 from tests.fakes.router import FakeRouter
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 
 
 @pytest.fixture

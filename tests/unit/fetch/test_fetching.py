@@ -139,7 +139,7 @@ def test_two_at_a_time_fetch_once(source: Path, target: Path) -> None:
     with Destination(target).locked(lambda: None):
         second = threading.Thread(target=lambda: results.append(run(source, target, say=lambda text: waits.set())))
         second.start()
-        assert waits.wait(5)
+        assert waits.wait(30)
         destination = Destination(target)
         with destination.filling() as directory:
             made(directory, {"a": b"1"})
@@ -289,7 +289,7 @@ def test_a_lock_whose_file_went_away_while_it_was_waited_for_is_none(target: Pat
     def second() -> None:
         with Destination(target).locked(waits.set):
             entered.set()
-            assert leave.wait(5)
+            assert leave.wait(30)
             order.append("second")
 
     def third() -> None:
@@ -299,8 +299,8 @@ def test_a_lock_whose_file_went_away_while_it_was_waited_for_is_none(target: Pat
     threads = [threading.Thread(target=second), threading.Thread(target=third)]
     with first.locked(lambda: None):
         threads[0].start()
-        assert waits.wait(5)
-    assert entered.wait(5)
+        assert waits.wait(30)
+    assert entered.wait(30)
     threads[1].start()
     for thread in threads:
         thread.join(10)
