@@ -8,9 +8,13 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 PEER := .venv-peer
 WORKERS ?= 2
+N ?= 20
 # Processes of tests: one more than there are cores, since some wait for the processes they start.
 JOBS ?= $(shell expr $$(nproc) + 1)
-SUITE := --ignore=tests/ops --durations=10
+PYTEST := $(BIN)/pytest --durations=10
+BESIDE := -m 'not alone' -n $(JOBS) --no-loadscope-reorder
+# Those that may not run beside others; named, because collecting all tests takes as long as some of these.
+ALONE = $(shell grep -rlE '^@?(pytestmark = )?pytest.mark.alone' $(1) --include=test_*.py)
 
 # Evaluated before anything is installed; a venv that is there already keeps its Python.
 new-enough = $(shell test -x $(1)/bin/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>&1 || echo no)
@@ -19,7 +23,7 @@ define new-venv
 $(if $(call new-enough,$(1)),$(error $(refusal)))test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 endef
 
-.PHONY: serve check test test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-engine bench-capacity golden clean
+.PHONY: serve check test test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-engine bench-capacity golden clean
 
 serve: $(SERVING)  ## Redis, router and two workers on this machine; streams one answer
 	$(BIN)/ostrya up --workers $(WORKERS)
@@ -28,11 +32,15 @@ check: $(SERVING)  ## the same stack through the acceptance scenario
 	$(BIN)/ostrya up --check
 
 test: lint  ## all tests but tests/ops, in parallel; those that measure run alone afterwards
-	$(BIN)/pytest $(SUITE) -m 'not alone' -n $(JOBS) --no-loadscope-reorder
-	$(BIN)/pytest $(SUITE) -m alone
+	$(PYTEST) $(BESIDE) --ignore=tests/ops
+	$(PYTEST) -m alone $(call ALONE,tests --exclude-dir=ops)
+
+test-hog: $(STAMP)  ## make test N times beside as many busy processes as there are cores
+	$(BIN)/python -m tests.hog --runs $(N)
 
 test-ops: $(STAMP)  ## dashboards against a real Prometheus; the images' install lines (12 GB; K='not xla' leaves out most)
-	$(BIN)/pytest tests/ops $(if $(K),-k "$(K)")
+	$(PYTEST) $(BESIDE) tests/ops $(if $(K),-k "$(K)")
+	$(PYTEST) -m alone $(call ALONE,tests/ops)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

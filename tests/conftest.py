@@ -10,6 +10,8 @@ pytest_plugins = ["tests.leaks"]
 
 ROOT = Path(__file__).parents[1]
 # Long and few: they go first, so that no process is left with one of them at the end.
+_BY_ITSELF = "test_a_tpu_image_installs"
+"""Gigabytes each, and nothing of it shared."""
 _FIRST = ("tests/integration/rollout", "tests/integration", "tests/numerics", "tests/unit/capacity")
 
 
@@ -25,5 +27,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no types
     """The tests of a file run in one process, and all files that ask the session's one stack in the same."""
 
     def _split_scope(self, nodeid: str) -> str:
-        name = nodeid.partition("::")[0]
+        name, _, test = nodeid.partition("::")
+        if test.startswith(_BY_ITSELF):
+            return nodeid
         return "stack" if "stack: RunningStack" in (ROOT / name).read_text() else name

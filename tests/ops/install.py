@@ -69,20 +69,23 @@ def base_python() -> Path:
 
 
 @contextmanager
-def built(dockerfile: Dockerfile, project: Path) -> Iterator[Built]:
-    """Builds every stage; the tree is gone afterwards. RuntimeError with the output of a RUN that fails."""
+def built(dockerfile: Dockerfile, project: Path, *, compiled: bool = True) -> Iterator[Built]:
+    """Builds every stage; the tree is gone afterwards. RuntimeError with the output of a RUN that fails.
+
+    An image that is only tried, not served from, need not be `compiled` to bytecode: a minute for the largest.
+    """
     # Not pytest's folder: it is closed to other users.
     top = Path(tempfile.mkdtemp(prefix="ostrya-image-"))
     top.chmod(0o755)
     try:
-        yield _Builder(top, project).build(dockerfile)
+        yield _Builder(top, project, {} if compiled else {"PIP_NO_COMPILE": "1"}).build(dockerfile)
     finally:
         shutil.rmtree(top)
 
 
 class _Builder:
-    def __init__(self, top: Path, project: Path) -> None:
-        self._top, self._project = top, project
+    def __init__(self, top: Path, project: Path, settings: Mapping[str, str]) -> None:
+        self._top, self._project, self._settings = top, project, settings
         self._root = top / "root"
         self._host = top / "host"
         self._host.mkdir()
@@ -142,7 +145,7 @@ class _Builder:
 
     def _run(self, one: Instruction, folder: Path, variables: Mapping[str, str]) -> None:
         passed_on = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
-        environment = {**passed_on, "HOME": str(self._host), **variables}
+        environment = {**passed_on, "HOME": str(self._host), **variables, **self._settings}
         command = ["/bin/sh", "-c", self._inside(one.text)]
         began = time.monotonic()
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

@@ -18,6 +18,8 @@ from tests.ops.observed import Observed, finish, observed
 from tests.ops.prometheus_server import OBSERVABILITY
 from tests.unit.observability.promql import selectors
 
+pytestmark = pytest.mark.alone  # beside what takes all cores its stack is not healthy, and alerts say so
+
 DASHBOARDS = sorted(DIRECTORY.glob("*.json"))
 EACH = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 RATE_INTERVAL = "4s"
