@@ -40,8 +40,8 @@ _MIN_BYTES = {_STRING: 8, _ARRAY: 12}
 """An empty string is its length; an empty array its elements' type and their number."""
 _MAX_DIMS = 4
 _MAX_NESTING = 8
-_MAX_HEADER_BYTES = 128 << 20
-"""Five times that of the largest vocabularies. It bounds what a damaged or hostile count costs: two seconds."""
+_MAX_HEADER_BYTES = 64 << 20
+"""Three times that of the largest vocabularies. It bounds what a damaged or hostile count costs: seconds."""
 _DEFAULT_ALIGNMENT = 32
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.DOTALL)
 
