@@ -44,7 +44,8 @@ def from_gguf(path: Path) -> Stored:
     keys = _Keys(path, read_first(path).metadata)
     kind = keys.text("tokenizer.ggml.model")
     if kind != "gpt2":
-        raise ModelLoadError(f"{path}: tokenizer model {kind!r} is not supported; supported: 'gpt2' (byte-level BPE)")
+        what = f"tokenizer model {_shown(kind)} is not supported"
+        raise ModelLoadError(f"{path}: {what}; supported: 'gpt2' (byte-level BPE)")
     tokens = keys.texts("tokenizer.ggml.tokens")
     pre = pre_tokenizer(keys.text("tokenizer.ggml.pre"), tokens, path)
     merges = [tuple(merge.split(" ")) for merge in keys.texts("tokenizer.ggml.merges")]
@@ -126,7 +127,7 @@ def _bpe(path: Path, tokens: list[str], merges: list[tuple[str, ...]], *, ignore
     try:
         return Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))  # type: ignore[arg-type]
     except Exception as error:  # the library raises bare Exception for a merge of tokens that do not exist
-        raise ModelLoadError(f"{path}: its merges do not fit its tokens: {error}") from error
+        raise ModelLoadError(f"{path}: its merges do not fit its tokens: {str(error)[:200]!r}") from error
 
 
 def _mark_special(backend: Tokenizer, tokens: list[str], types: list[Value]) -> None:

@@ -77,7 +77,8 @@ def pre_tokenizer(name: str | None, tokens: Sequence[str], path: Path) -> Pre:
     """
     if name is not None and name not in _UNKNOWN:
         if name not in _PRE:
-            raise ModelLoadError(f"{path}: pre-tokenizer {name!r} is not supported; supported: {', '.join(_PRE)}")
+            what = f"pre-tokenizer {name[:64]!r} is not supported"
+            raise ModelLoadError(f"{path}: {what}; supported: {', '.join(_PRE)}")
         return _PRE[name]
     found = _recognised(tokens)
     what = "is missing" if name is None else f"is {name!r}"
