@@ -86,7 +86,7 @@ class Ours:
             model_path=str(gguf), model_name="bench", tokenizer_fingerprint="", dtype=dtype, num_threads=threads
         )
         runner, model = load_runner(config)
-        self._engine = Engine(runner, config, context_tokens=model.context_tokens, eos_token_ids=model.eos_token_ids)
+        self._engine = Engine(runner, config, context_tokens=model.context_tokens, eos_token_ids=config.eos_token_ids)
         self._engine.warm_up()
         self._num_requests = 0
 

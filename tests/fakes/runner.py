@@ -111,7 +111,6 @@ class FakeModel:
 
     context_tokens: int = CONTEXT_TOKENS
     vocab_size: int = VOCAB_SIZE
-    eos_token_ids: tuple[int, ...] = (EOS,)
     load_s: float = 0.25
 
 

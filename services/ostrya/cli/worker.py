@@ -11,6 +11,7 @@ from ostrya.cli.options import build, takes
 from ostrya.cli.report import reported
 from ostrya.cli.termination import ends_on_sigterm
 from ostrya.engine.config import EngineConfig
+from ostrya.service import logs
 from ostrya.text.source import check_reference, resolve_model
 from ostrya.worker.settings import WorkerSettings
 
@@ -27,7 +28,7 @@ _UNREAD = {"tokenizer_fingerprint": ""}
 """Known once the model is there."""
 
 
-@takes(WorkerSettings, EngineConfig, without=("model_path", "tokenizer_fingerprint"))
+@takes(WorkerSettings, EngineConfig, without=("model_path", "tokenizer_fingerprint", "eos_token_ids"))
 def worker(
     model: Model = "smollm2-135m-instruct",
     model_name: ModelName = "",
@@ -45,10 +46,14 @@ def worker(
         from ostrya.text.tokenizer import load_tokenizer
         from ostrya.worker import app
 
+        # Reading a model has something to say, too.
+        logs.setup("worker", settings.log_level)
         source = resolve_model(model)
+        tokenizer = load_tokenizer(source.path)
         identity = {
             "model_path": str(source.path),
             "model_name": model_name or source.name,
-            "tokenizer_fingerprint": load_tokenizer(source.path).fingerprint,
+            "tokenizer_fingerprint": tokenizer.fingerprint,
+            "eos_token_ids": tokenizer.eos_token_ids,
         }
         raise typer.Exit(asyncio.run(app.serve(settings, build(EngineConfig, {**values, **identity}))))

@@ -124,7 +124,12 @@ def _load(start: wire.Start) -> tuple[Engine, EngineInfo]:
     module, _, function = start.factory.partition(":")
     factory: RunnerFactory = getattr(importlib.import_module(module), function)
     runner, model = factory(config)
-    engine = Engine(runner, config, context_tokens=model.context_tokens, eos_token_ids=model.eos_token_ids)
+    if beyond := [token_id for token_id in config.eos_token_ids if not 0 <= token_id < model.vocab_size]:
+        raise ModelLoadError(
+            f"{config.model_path}: a turn ends with token {beyond[0]}, but the model's ids end at "
+            f"{model.vocab_size - 1}; tokenizer and weights are of different models"
+        )
+    engine = Engine(runner, config, context_tokens=model.context_tokens, eos_token_ids=config.eos_token_ids)
     started_s = time.monotonic()
     engine.warm_up()
     info = EngineInfo(
@@ -136,7 +141,7 @@ def _load(start: wire.Start) -> tuple[Engine, EngineInfo]:
         page_size=config.page_size,
         num_pages=config.num_pages,
         routing_stride=config.routing_stride,
-        eos_token_ids=tuple(model.eos_token_ids),
+        eos_token_ids=config.eos_token_ids,
         max_running=config.max_running,
         load_s=model.load_s,
         warmup_s=time.monotonic() - started_s,

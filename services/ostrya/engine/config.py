@@ -16,6 +16,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The served name; part of the digest chain."""
     tokenizer_fingerprint: str
     """Part of the digest chain; see text/tokenizer.py."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Tokens that end an answer, as text/turns.py finds them; given by the worker's command."""
     backend: Literal["cpu", "xla", "torchtpu"] = "cpu"
     """cpu is the one that serves today; the others are refused at start."""
     tensor_parallel: int = 1

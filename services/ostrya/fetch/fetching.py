@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from ostrya.fetch.archive import unpack
 from ostrya.fetch.destination import Destination, Marker, free_bytes
 from ostrya.fetch.local import LocalRemote
-from ostrya.fetch.reference import GcsSource, HubSource, Source, is_archive, is_file, parse
+from ostrya.fetch.reference import GcsSource, HubSource, Source, is_archive, parse
 from ostrya.fetch.remote import FetchFailed, Listing, Remote
 from ostrya.fetch.selection import Part, choose
 
@@ -78,7 +78,7 @@ def _remote(source: Source, scratch: Path) -> Remote:
 
 def _chosen(listing: Listing, part: Part, reference: str) -> list[str]:
     names = list(listing.sizes)
-    if len(names) != 1 or not is_file(names[0]):
+    if len(names) != 1 or not is_archive(names[0]):
         try:
             names = choose(names, part)
         except FetchFailed as error:

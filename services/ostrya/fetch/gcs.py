@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ostrya.fetch.reference import GcsSource, is_file
 from ostrya.fetch.remote import FetchFailed, Listing, Missing, one_line
+from ostrya.gguf_header import model_stem, part_names
 
 if TYPE_CHECKING:
     from google.cloud import storage
@@ -22,17 +23,18 @@ class GcsRemote:
         self._source = source
         self._url = f"gs://{source.bucket}/{source.path}"
         # A folder's objects are named after it, an object's name is its own.
-        folder, _, _ = source.path.rpartition("/") if is_file(source.path) else (source.path, "", "")
+        folder, _, name = source.path.rpartition("/") if is_file(source.path) else (source.path, "", "")
         self._prefix = f"{folder}/" if folder else ""
+        self._wanted = {self._prefix + part for part in part_names(name)} if name else None
+        self._asked = self._prefix + (name if len(part_names(name)) == 1 else model_stem(name))
         self._client = _client()
         self._blobs: dict[str, storage.Blob] = {}
 
     def listing(self) -> Listing:
-        asked = self._source.path if is_file(self._source.path) else self._prefix
         with self._explained():
-            for blob in self._client.list_blobs(self._source.bucket, prefix=asked):
+            for blob in self._client.list_blobs(self._source.bucket, prefix=self._asked):
                 # A name that ends with / is how consoles show an empty folder.
-                if not blob.name.endswith("/") and (asked == self._prefix or blob.name == asked):
+                if not blob.name.endswith("/") and (self._wanted is None or blob.name in self._wanted):
                     self._blobs[blob.name.removeprefix(self._prefix)] = blob
         if not self._blobs:
             raise Missing(f"there is nothing at {self._url}; its bucket exists")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ostrya.fetch.reference import HubSource
 from ostrya.fetch.remote import FetchFailed, Listing, Missing, one_line
+from ostrya.gguf_header import part_names
 
 
 class HubRemote:
@@ -34,7 +35,7 @@ class HubRemote:
         self._commit = info.sha or ""
         found = {one.rfilename: one.size or 0 for one in info.siblings or []}
         wanted = self._source.file
-        self._sizes = {name: size for name, size in found.items() if wanted in ("", name)}
+        self._sizes = {name: size for name, size in found.items() if not wanted or name in part_names(wanted)}
         if not self._sizes:
             raise Missing(f"hf://{self._source.repo} has no {wanted or 'files'}; it has {len(found)} files")
         return Listing(revision=self._commit, sizes=self._sizes)

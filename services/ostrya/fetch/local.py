@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from ostrya.fetch.remote import FetchFailed, Listing, Missing
+from ostrya.gguf_header import part_names
 
 
 class LocalRemote:
@@ -16,7 +17,8 @@ class LocalRemote:
     def listing(self) -> Listing:
         if not self._path.exists():
             raise Missing(f"{self._path} does not exist")
-        files = [self._path] if self._path.is_file() else [one for one in self._path.rglob("*") if one.is_file()]
+        parts = [self._base / name for name in part_names(self._path.name)]
+        files = [one for one in (parts if self._path.is_file() else self._path.rglob("*")) if one.is_file()]
         newest_ns = max((one.stat().st_mtime_ns for one in files), default=0)
         sizes = {one.relative_to(self._base).as_posix(): one.stat().st_size for one in files}
         if not sizes:

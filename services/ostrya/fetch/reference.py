@@ -16,7 +16,8 @@ _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>[\w.-]+\.gguf))?(?:@(?
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcsSource:
-    """gs://bucket/path: an object if it ends like an archive or a .gguf file, else a folder."""
+    """gs://bucket/path: an object if it ends like an archive or a .gguf file, else a folder. A part of a split .gguf
+    means all of them, as in the other sources."""
 
     bucket: str
     path: str

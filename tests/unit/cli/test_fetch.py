@@ -25,7 +25,8 @@ MODEL = {
     "modeling.py": b"import os",
 }
 WANTED = {name: MODEL[name] for name in MODEL if name.endswith(("json", "safetensors"))}
-GGUF = {"tiny-Q4.gguf": b"4" * 100, "tiny-Q8.gguf": b"8" * 200, "README.md": b"#"}
+SPLIT = [f"big-0000{number}-of-00002.gguf" for number in (1, 2)]
+GGUF = dict.fromkeys(SPLIT, b"b") | {"tiny-Q4.gguf": b"4" * 100, "tiny-Q8.gguf": b"8" * 200, "README.md": b"#"}
 COMMAND = (sys.executable, "-m", "ostrya.cli.main", "fetch")
 
 
@@ -73,6 +74,7 @@ class Fetching:
 def fetching(tmp_path: Path) -> Iterator[Fetching]:
     cache = {f"cache/{name}": content for name, content in {"a/1": b"x", "2": b"y"}.items()}
     bucket = {f"models/tiny/{name}": content for name, content in MODEL.items()} | cache
+    bucket |= {f"s/{name}": b"b" for name in (*SPLIT, "big.gguf", "big-00001-of-00003.gguf")}
     bucket |= {"models/tiny-2/config.json": b"other", "models/tiny/": b"", "q/tiny-Q8.gguf": b"8"}
     with (
         FakeGcs({"bucket": bucket, "empty-bucket": {}}) as gcs,
@@ -109,6 +111,13 @@ def test_only_the_tokenizer_leaves_the_weights_where_they_are(fetching: Fetching
 def test_a_gguf_object_is_one_file(fetching: Fetching, words: tuple[str, ...]) -> None:
     assert fetching.run("gs://bucket/q/tiny-Q8.gguf", *words).returncode == 0
     assert fetching.files() == {"tiny-Q8.gguf": b"8"}
+
+
+@pytest.mark.parametrize("source", [f"gs://bucket/s/{SPLIT[1]}", f"hf://org/tiny-GGUF/{SPLIT[0]}"])
+def test_a_part_of_a_split_gguf_brings_the_others(fetching: Fetching, source: str) -> None:
+    assert fetching.run(source).returncode == 0
+    assert set(fetching.files()) == set(SPLIT)
+    assert resolve_model(str(fetching.target)).name == "big"
 
 
 def test_a_compile_cache_folder_is_taken_whole_and_counts_as_a_hit(fetching: Fetching) -> None:
@@ -191,7 +200,7 @@ def test_every_failure_says_what_to_do_in_one_line(fetching: Fetching) -> None:
     assert "there is no .safetensors and no .gguf file" in refused("gs://bucket/models/tiny-2")
     assert "hf://org/none does not exist, or HF_TOKEN may not read it" in refused("hf://org/none")
     assert "hf://org/tiny has no revision v9" in refused("hf://org/tiny@v9")
-    assert "2 .gguf files; name one of them" in refused("hf://org/tiny-GGUF")
+    assert "4 .gguf files; name one of them" in refused("hf://org/tiny-GGUF")
     assert "hf://org/tiny-GGUF has no other.gguf" in refused("hf://org/tiny-GGUF/other.gguf")
     fetching.gcs.is_forbidden = True
     assert "no permission to read gs://bucket/models/tiny; grant" in refused("gs://bucket/models/tiny")

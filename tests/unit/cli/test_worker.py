@@ -4,12 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from ostrya.cli.main import app
 from ostrya.cli.termination import ends_on_sigterm
+from ostrya.engine.config import EngineConfig
+from ostrya.text.tokenizer import load_tokenizer
+from ostrya.worker.settings import WorkerSettings
+from tests.unit.text.files import write_gguf
 
 
 def check(*words: str) -> tuple[int, str]:
@@ -62,6 +67,23 @@ app(["worker", "--worker-id", "w"])
             assert process.wait(10) == 128 + signal.SIGTERM
         finally:
             process.kill()
+
+
+def test_the_engine_is_told_what_ends_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[EngineConfig] = []
+
+    async def serve(settings: WorkerSettings, config: EngineConfig) -> int:
+        served.append(config)
+        return 0
+
+    monkeypatch.setattr("ostrya.worker.app.serve", serve)
+    ids = {"eos": "<|endoftext|>"}
+    path = write_gguf(tmp_path / "m.gguf", control=("<|endoftext|>", "<|im_start|>", "<|im_end|>"), ids=ids)
+    result = CliRunner().invoke(app, ["worker", "--worker-id", "w", "--model", str(path)])
+    assert result.exit_code == 0, result.output
+    tokenizer = load_tokenizer(path)
+    assert served[0].eos_token_ids == tokenizer.eos_token_ids == (39, 41)
+    assert served[0].tokenizer_fingerprint == tokenizer.fingerprint
 
 
 def test_the_handler_of_before_comes_back() -> None:

@@ -149,6 +149,16 @@ def test_two_at_a_time_fetch_once(source: Path, target: Path) -> None:
     assert found(target) == {"a": b"1"}
 
 
+def test_a_part_of_a_split_model_brings_the_others(tmp_path: Path, target: Path) -> None:
+    names = [f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    source = made(tmp_path / "s", dict.fromkeys((*names, "m.gguf"), b"x"))
+    run(source / names[1], target, "model")
+    assert set(found(target)) == set(names)
+    (source / names[0]).unlink()
+    with pytest.raises(FetchFailed, match=f"{names[1]}: there is no {names[0]}, a part of the split model"):
+        run(source / names[1], tmp_path / "other", "model")
+
+
 def test_nothing_there_is_told_apart_from_a_mistake(tmp_path: Path, target: Path) -> None:
     with pytest.raises(Missing, match="does not exist"):
         run(tmp_path / "nowhere.tar", target)

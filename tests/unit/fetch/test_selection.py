@@ -26,6 +26,8 @@ def test_a_tokenizer_is_without_weights() -> None:
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
 def test_a_gguf_model_is_one_file_for_both(part: str) -> None:
     assert choose(["Q8.gguf", "README.md", "config.json"], part) == ["Q8.gguf"]  # type: ignore[arg-type]
+    split = [f"Q8-0000{number}-of-00002.gguf" for number in (1, 2)]
+    assert choose([*split, "README.md"], part) == split  # type: ignore[arg-type]
 
 
 def test_a_compile_cache_is_taken_whole() -> None:
@@ -36,6 +38,7 @@ def test_a_compile_cache_is_taken_whole() -> None:
     ("names", "part", "words"),
     [
         (["Q4.gguf", "Q8.gguf"], "model", "2 .gguf files; name one of them in the source: Q4.gguf, Q8.gguf"),
+        (["Q4-00001-of-00002.gguf"], "model", "no Q4-00002-of-00002.gguf, a part of the split model"),
         (["pytorch_model.bin", "config.json"], "model", "no .safetensors and no .gguf"),
         (["model.safetensors"], "tokenizer", "no tokenizer.json and no .gguf"),
     ],

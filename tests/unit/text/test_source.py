@@ -45,6 +45,35 @@ def test_a_directory_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
 
 
+PARTS = [f"Big-Q4-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+
+
+def test_any_part_of_a_split_model_is_the_model(tmp_path: Path) -> None:
+    for name in PARTS:
+        (tmp_path / name).touch()
+    for reference in (tmp_path, *(tmp_path / name for name in PARTS)):
+        source = resolve_model(str(reference))
+        assert (source.path, source.name) == (tmp_path / PARTS[0], "big-q4")
+
+
+@pytest.mark.parametrize("gone", PARTS)
+def test_a_missing_part_is_named(tmp_path: Path, gone: str) -> None:
+    there = [name for name in PARTS if name != gone]
+    for name in there:
+        (tmp_path / name).touch()
+    for reference in (tmp_path, *(tmp_path / name for name in there)):
+        with pytest.raises(ModelLoadError, match=rf"{gone} is missing: a split model needs all its 3 parts"):
+            resolve_model(str(reference))
+
+
+def test_a_directory_with_more_than_one_split_model_is_refused(tmp_path: Path) -> None:
+    for name in (*PARTS, "other.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(ModelLoadError, match=r"4 \.gguf files; name the one to serve"):
+        resolve_model(str(tmp_path))
+    assert resolve_model(str(tmp_path / "other.gguf")).name == "other"
+
+
 @pytest.mark.parametrize("reference", ["gs://bucket/model", "hf://org/name@main"])
 def test_a_remote_model_must_be_fetched_first(reference: str) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -31,7 +31,7 @@ def test_ids_equal_those_of_transformers(tokenizer: Tokenizer, row: dict[str, ob
 
 
 def test_eos_and_vocabulary_come_from_the_file(tokenizer: Tokenizer) -> None:
-    assert (tokenizer.eos_token_ids, tokenizer.vocab_size) == ((2,), 49152)
+    assert (tokenizer.eos_token_ids, tokenizer.vocab_size) == ((2, 0), 49152), "the end of a document ends a turn too"
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
 
 
@@ -110,7 +110,7 @@ def tiny_gguf(path: Path, *, model: str = "gpt2", pre: str = "gpt-2", add_bos: b
     return path
 
 
-@pytest.mark.parametrize("pre", ["default", "gpt-2", "smollm", "qwen2", "llama-bpe", "llama3"])
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "qwen2", "deepseek-r1-qwen", "llama-bpe", "llama3", "llama-v3"])
 def test_known_pre_tokenizers_split_words(tmp_path: Path, pre: str) -> None:
     tokenizer = load_tokenizer(tiny_gguf(tmp_path / "m.gguf", pre=pre, add_bos=False))
     assert tokenizer.decode(tokenizer.encode("ab 12")) == "ab 12"
@@ -120,6 +120,14 @@ def test_begin_of_sequence_comes_first_where_the_file_says_so(tmp_path: Path) ->
     tokenizer = load_tokenizer(tiny_gguf(tmp_path / "m.gguf", add_bos=True))
     bos = tokenizer.vocab_size - 1
     assert tokenizer.encode("ab") == [bos, *tokenizer.encode("ab", add_prefix=False)]
+
+
+def test_a_prompt_that_begins_with_the_begin_of_sequence_gets_no_second_one(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tiny_gguf(tmp_path / "m.gguf", add_bos=True))
+    assert tokenizer.bos_token == "<s>"
+    assert tokenizer.encode("<s>ab") == tokenizer.encode("ab")
+    assert tokenizer.encode("<s><s>ab") == [tokenizer.vocab_size - 1, *tokenizer.encode("ab")], "its own two are kept"
+    assert tokenizer.encode("") == [tokenizer.vocab_size - 1]
 
 
 @pytest.mark.parametrize(

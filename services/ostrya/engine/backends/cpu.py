@@ -50,7 +50,6 @@ def load_runner(config: EngineConfig) -> tuple["CpuRunner", LoadedModel]:
     return runner, LoadedModel(
         context_tokens=runner.context_tokens,
         vocab_size=model.vocab_size,
-        eos_token_ids=model.eos_token_ids,
         load_s=time.perf_counter() - started,
     )
 

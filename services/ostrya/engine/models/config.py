@@ -24,7 +24,6 @@ class ModelConfig:
     1."""
     norm_eps: float
     tied_embeddings: bool
-    eos_token_ids: tuple[int, ...]
 
     def problem(self) -> str | None:
         """The first thing that cannot work, in words; None when all is well."""
@@ -58,5 +57,4 @@ class LoadedModel:
 
     context_tokens: int
     vocab_size: int
-    eos_token_ids: tuple[int, ...]
     load_s: float

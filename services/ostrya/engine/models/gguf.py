@@ -1,5 +1,6 @@
 """A GGUF file as a weight source. Called by open_source."""
 
+import reprlib
 from pathlib import Path
 
 import torch
@@ -13,8 +14,8 @@ _ROPE_DIVISORS = "rope_freqs.weight"
 
 
 class GgufSource:
-    """Weights of a Llama-family GGUF file. Its names and its rotary order are already the ones WeightSource asks
-    for."""
+    """Weights of a Llama-family GGUF file, whole or split. Its names and its rotary order are already the ones
+    WeightSource asks for."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -50,14 +51,13 @@ class _Metadata:
     def config(self) -> ModelConfig:
         architecture = self._get("general.architecture", None)
         if architecture != "llama":
-            raise self._error(f"architecture {architecture!r} is not supported; supported: llama")
+            raise self._error(f"architecture {reprlib.repr(architecture)} is not supported; supported: llama")
         self._refuse_variants()
         hidden_size = self._int("llama.embedding_length")
         num_heads = self._int("llama.attention.head_count")
         head_dim = self._int("llama.attention.key_length", hidden_size // max(num_heads, 1))
         self._expect("llama.attention.value_length", head_dim)
         self._expect("llama.rope.dimension_count", head_dim)
-        eos = {self._get(f"tokenizer.ggml.{key}_token_id", None) for key in ("eos", "eot")}
         embedding = self._file.tensors.get("token_embd.weight")
         config = ModelConfig(
             num_layers=self._int("llama.block_count"),
@@ -72,7 +72,6 @@ class _Metadata:
             rope_divisors=self._rope_divisors(),
             norm_eps=self._float("llama.attention.layer_norm_rms_epsilon", None),
             tied_embeddings="output.weight" not in self._file.tensors,
-            eos_token_ids=tuple(sorted(token for token in eos if isinstance(token, int))),
         )
         if problem := config.problem():
             raise self._error(problem)
@@ -80,9 +79,11 @@ class _Metadata:
 
     def _refuse_variants(self) -> None:
         if (experts := self._get("llama.expert_count", 0)) != 0:
-            raise self._error(f"mixture of {experts} experts is not supported; supported: dense llama")
+            raise self._error(f"mixture of {reprlib.repr(experts)} experts is not supported; supported: dense llama")
         if (scaling := self._get("llama.rope.scaling.type", "none")) != "none":
-            raise self._error(f"rope scaling {scaling!r} is not supported; supported: none, llama3 (rope_freqs.weight)")
+            raise self._error(
+                f"rope scaling {reprlib.repr(scaling)} is not supported; supported: none, llama3 (rope_freqs.weight)"
+            )
 
     def _rope_divisors(self) -> tuple[float, ...] | None:
         if _ROPE_DIVISORS not in self._file.tensors:
@@ -96,13 +97,17 @@ class _Metadata:
     def _int(self, key: str, default: int | None = None) -> int:
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self._error(f"metadata {key} is {'missing' if value is None else repr(value)}; a number is needed")
+            raise self._error(
+                f"metadata {key} is {'missing' if value is None else reprlib.repr(value)}; a number is needed"
+            )
         return value
 
     def _float(self, key: str, default: float | None) -> float:
         value = self._get(key, default)
         if not isinstance(value, float):
-            raise self._error(f"metadata {key} is {'missing' if value is None else repr(value)}; a number is needed")
+            raise self._error(
+                f"metadata {key} is {'missing' if value is None else reprlib.repr(value)}; a number is needed"
+            )
         return value
 
     def _get(self, key: str, default: Value | None) -> Value | None:

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json of a Hugging Face directory as a ModelConfig. No torch."""
+"""config.json of a Hugging Face directory as a ModelConfig. No torch."""
 
 import json
 import math
@@ -16,8 +16,6 @@ class JsonConfig:
     def __init__(self, directory: Path) -> None:
         self._path = directory / "config.json"
         self._values = _read_json(self._path)
-        generation = directory / "generation_config.json"
-        self._generation = _read_json(generation) if generation.exists() else {}
 
     def model_config(self) -> ModelConfig:
         """ModelLoadError for what this engine would compute wrongly."""
@@ -38,7 +36,6 @@ class JsonConfig:
             rope_divisors=self._rope_divisors(rope, head_dim),
             norm_eps=self._float(self._values, "rms_norm_eps", 1e-6),
             tied_embeddings=bool(self._values.get("tie_word_embeddings", False)),
-            eos_token_ids=self._eos_token_ids(),
         )
         if problem := config.problem():
             raise self._error(problem)
@@ -75,11 +72,6 @@ class JsonConfig:
             original_context=self._float(rope, "original_max_position_embeddings"),
         )
 
-    def _eos_token_ids(self) -> tuple[int, ...]:
-        found = self._generation.get("eos_token_id", self._values.get("eos_token_id"))
-        tokens = found if isinstance(found, list) else [found]
-        return tuple(token for token in tokens if isinstance(token, int))
-
     def _int(self, key: str, default: int | None = None) -> int:
         value = self._values.get(key)
         value = default if value is None else value
@@ -115,7 +107,7 @@ def _read_json(path: Path) -> Json:
         values = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise ModelLoadError(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: corrupt: {error}") from error
     if not isinstance(values, dict):
         raise ModelLoadError(f"{path}: corrupt: an object is needed")

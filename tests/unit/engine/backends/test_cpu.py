@@ -56,7 +56,7 @@ def driver(runner: CpuRunner) -> Driver:
 def test_the_loaded_model_says_what_it_is(config: EngineConfig) -> None:
     runner, model = load_runner(config)
     runner.close()
-    assert (model.context_tokens, model.vocab_size, model.eos_token_ids) == (128, 96, (2,))
+    assert (model.context_tokens, model.vocab_size) == (128, 96)
     assert runner.vocab_size == 96
     assert model.load_s > 0
 

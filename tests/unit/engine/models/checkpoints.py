@@ -2,7 +2,7 @@
 directory."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 F32 = npt.NDArray[np.float32]
 Json = dict[str, object]
+MetadataValue = int | float | str | Sequence[int] | Sequence[str] | None
 
 NORM_EPS = 2.0**-17
 """Near the usual 1e-5, and the same number in float32."""
@@ -85,10 +86,12 @@ def write_gguf(
     weights: Mapping[str, F32],
     *,
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
-    changed: Mapping[str, int | str | None] | None = None,
+    changed: Mapping[str, MetadataValue] | None = None,
+    max_tensors: int = 0,
 ) -> Path:
-    """Matrices in `kind`, norms in F32. `changed` replaces metadata, None leaves a key out."""
-    metadata: dict[str, int | float | str | None] = {
+    """Matrices in `kind`, norms in F32. `changed` replaces metadata, None leaves a key out. With `max_tensors` as parts
+    of at most so many; the first part's path then."""
+    metadata: dict[str, MetadataValue] = {
         "general.architecture": "llama",
         "llama.block_count": tiny.num_layers,
         "llama.context_length": tiny.context_tokens,
@@ -99,13 +102,15 @@ def write_gguf(
         "llama.rope.freq_base": 5000.0,
         "llama.attention.layer_norm_rms_epsilon": NORM_EPS,
         "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.tokens": [f"word{i}" for i in range(tiny.vocab_size)],
+        "tokenizer.ggml.token_type": [1] * tiny.vocab_size,
     }
     metadata.update(changed or {})
-    writer = GGUFWriter(path, str(metadata.pop("general.architecture")))
-    writer.add_array("tokenizer.ggml.tokens", [f"word{i}" for i in range(tiny.vocab_size)])
-    writer.add_array("tokenizer.ggml.token_type", [1] * tiny.vocab_size)
+    writer = GGUFWriter(path, str(metadata.pop("general.architecture")), split_max_tensors=max_tensors)
     for key, value in metadata.items():
-        if isinstance(value, str):
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            writer.add_array(key, value)
+        elif isinstance(value, str):
             writer.add_string(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)
@@ -120,7 +125,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return next(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if max_tensors else path
 
 
 def encode(values: F32, kind: GGMLQuantizationType) -> npt.NDArray[np.generic]:

@@ -1,7 +1,6 @@
 """Checkpoints: every quantization as the gguf package reads it, both containers with the same logits, one clear line
 when broken."""
 
-import json
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from ostrya.engine.models.source import open_source
 from ostrya.errors import ModelLoadError
 from tests.numerics.driver import row_plan
 from tests.unit.engine.models.checkpoints import Tiny, stored_name, write_directory, write_gguf
+from tests.unit.gguf_bytes import ARRAY, STRING, array, entry, insert, string
 
 TINY = Tiny()
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
@@ -110,17 +110,6 @@ def test_rope_settings_are_found_where_transformers_5_puts_them(tmp_path: Path) 
     assert open_source(directory).config.rope_theta == 777.0
 
 
-def test_end_of_sequence_tokens_come_from_the_generation_settings_first(tmp_path: Path) -> None:
-    directory = write_directory(tmp_path / "m", TINY, TINY.weights())
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 9]}))
-    assert open_source(directory).config.eos_token_ids == (5, 9)
-    changed = {"tokenizer.ggml.eot_token_id": 7}
-    assert open_source(write_gguf(tmp_path / "m.gguf", TINY, TINY.weights(), changed=changed)).config.eos_token_ids == (
-        2,
-        7,
-    )
-
-
 def assert_one_line(path: Path, *words: str) -> None:
     with pytest.raises(ModelLoadError) as caught:
         load(path)
@@ -162,6 +151,79 @@ def test_a_gguf_cut_anywhere_is_refused(tmp_path: Path) -> None:
     for length in [0, 3, 10, 23, 40, 100, 500, 1500, 2500, 5000, len(whole) // 2, len(whole) - 1]:
         cut.write_bytes(whole[:length])
         assert_one_line(cut, "cut.gguf")
+
+
+def split(folder: Path, *, max_tensors: int = 9, name: str = "m") -> list[Path]:
+    """The parts of TINY."""
+    first = write_gguf(folder / f"{name}.gguf", TINY, TINY.weights(), max_tensors=max_tensors)
+    return sorted(first.parent.glob(f"{name}-*.gguf"))
+
+
+def test_a_split_gguf_is_read_whole_whichever_part_is_named(tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "whole.gguf", TINY, TINY.weights())
+    parts = split(tmp_path)
+    assert [part.name for part in parts] == [f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    expected = logits(whole)
+    for part in parts:
+        assert open_source(part).config == open_source(whole).config
+        assert torch.equal(logits(part), expected)
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    parts = split(tmp_path)
+    for gone in (parts[0], parts[2]):
+        content = gone.read_bytes()
+        gone.unlink()
+        assert_one_line(parts[1], re.escape(gone.name), "is missing", "of 3 of a split model")
+        gone.write_bytes(content)
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    parts = split(tmp_path)
+    alone = tmp_path / "alone.gguf"
+    alone.write_bytes(parts[0].read_bytes())
+    assert_one_line(alone, "alone.gguf", "split.no 0 and split.count 3", "by its name 0 and 1")
+    parts[1].write_bytes(parts[2].read_bytes())
+    assert_one_line(parts[0], parts[1].name, "split.no 2 and split.count 3; by its name 1 and 3")
+    parts[1].write_bytes(write_gguf(tmp_path / "o.gguf", TINY, TINY.weights()).read_bytes())
+    assert_one_line(parts[0], parts[1].name, "split.no 0 and split.count 1; by its name 1 and 3")
+    other = split(tmp_path, max_tensors=8, name="other")
+    assert len(other) == 3
+    parts[1].write_bytes(other[1].read_bytes())
+    assert_one_line(parts[0], "its 3 parts hold 19 tensors", "split.tensors.count is 20")
+
+
+def test_a_part_cut_short_is_named(tmp_path: Path) -> None:
+    parts = split(tmp_path)
+    parts[1].write_bytes(parts[1].read_bytes()[:-1])
+    assert_one_line(parts[0], re.escape(parts[1].name), "truncated")
+
+
+def test_the_same_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
+    parts = split(tmp_path, max_tensors=10)
+    assert len(parts) == 2
+    raw = bytearray(parts[1].read_bytes())
+    at = raw.index(b"split.no") + len(b"split.no") + 4
+    first = bytearray(parts[0].read_bytes())
+    start = first.index(b"split.no") + len(b"split.no") + 4
+    assert (first[start], raw[at]) == (0, 1)
+    first[start] = 1
+    parts[1].write_bytes(first)
+    assert_one_line(parts[0], re.escape(parts[1].name), "tensor token_embd.weight is in .*-00001-of-00002.gguf too")
+
+
+def test_what_nobody_needs_may_be_anything(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", TINY, TINY.weights())
+    expected = logits(path)
+    nested = array(ARRAY, array(STRING, string(b"en")), array(STRING))
+    insert(path, entry("general.author", STRING, string(b"Andr\xe9")), entry("general.languages", ARRAY, nested))
+    assert torch.equal(logits(path), expected)
+
+
+def test_a_needed_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", TINY, TINY.weights())
+    insert(path, entry("llama.rope.scaling.type", STRING, string(b"\xff")))
+    assert_one_line(path, r"m\.gguf: metadata llama\.rope\.scaling\.type is not UTF-8")
 
 
 @pytest.mark.parametrize("seed", range(30))
