@@ -73,6 +73,10 @@ class GrpcServer:
         """The same for `liveness`, which readiness leaves alone: a process that drains must not be killed for it."""
         await self._health.set(LIVENESS, _STATES[alive])
 
+    def end_watches(self) -> None:
+        """Ends every open health watch: whoever still cares asks again, and who this is too."""
+        self._health.hang_up()
+
     async def stop(self, grace_s: float) -> None:
         """NOT_SERVING, no new calls, running ones get `grace_s` seconds; then they are cancelled.
 
@@ -91,6 +95,7 @@ class _Health(HealthServicer):
     def __init__(self) -> None:
         super().__init__()
         self._watches: set[asyncio.Future[None]] = set()
+        self._ended: set[asyncio.Future[None]] = set()
         self._is_ended = False
 
     async def Watch(
@@ -106,16 +111,22 @@ class _Health(HealthServicer):
             await watch
         except asyncio.CancelledError:
             # A cancelled handler would leave its call open.
-            if not self._is_ended:
+            if watch not in self._ended:
                 raise
         finally:
             self._watches.discard(watch)
+            self._ended.discard(watch)
+
+    def hang_up(self) -> None:
+        """Ends those that are open, with OK."""
+        self._ended |= self._watches
+        for watch in self._watches:
+            watch.cancel()
 
     async def end_watches(self) -> None:
         """Ends all of them with OK, also those that are to begin. Returns when they have ended: the loop may close."""
         self._is_ended = True
-        for watch in self._watches:
-            watch.cancel()
+        self.hang_up()
         await asyncio.gather(*self._watches, return_exceptions=True)
 
 
