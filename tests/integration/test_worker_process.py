@@ -41,11 +41,11 @@ READY_S = 20.0
 class RunningWorker:
     """One child process and its stderr."""
 
-    def __init__(self, log: Path, *, factory: str, settings: WorkerSettings) -> None:
+    def __init__(self, log: Path, *, factory: str, settings: WorkerSettings, config: EngineConfig = CONFIG) -> None:
         self.log = log
         arguments = (
             msgspec.json.encode(settings).decode(),
-            msgspec.json.encode(CONFIG).decode(),
+            msgspec.json.encode(config).decode(),
             f"tests.fakes.runner:{factory}",
         )
         with log.open("w") as stderr:
