@@ -31,7 +31,7 @@ from ostrya.router.servicer import InferenceServicer
 from ostrya.router.settings import RouterSettings
 from ostrya.router.tracker import Tracker
 from ostrya.router.waiting import WaitingRoom, num_free
-from ostrya.service import logs, tracing
+from ostrya.service import descriptors, logs, tracing
 from ostrya.service.metrics import MetricsEndpoint
 from ostrya.service.server import GrpcServer, stop_signal
 from ostrya.text.source import resolve_model
@@ -192,6 +192,7 @@ async def serve(settings: RouterSettings) -> int:
     """
     settings.check()
     logs.setup("router", settings.log_level)
+    descriptors.raise_limit()
     stop = stop_signal()
     source = resolve_model(settings.model)
     name = settings.model_name or source.name

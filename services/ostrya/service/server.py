@@ -10,10 +10,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from ostrya.service import descriptors
+
 # A client may ping every 10 s, with or without a call; the default of 300 s answers GOAWAY too_many_pings.
 _MIN_CLIENT_PING_MS = 5_000
 _CLIENT_PING_MS = 10_000
 _PING_TIMEOUT_MS = 5_000
+# A connection that does not begin to speak HTTP/2; gRPC would wait for 120 s.
+_HANDSHAKE_MS = 10_000
 _STATES = {True: health_pb2.HealthCheckResponse.SERVING, False: health_pb2.HealthCheckResponse.NOT_SERVING}
 # Far above a router's fan-out to one worker; bounds what one client connection can hold open.
 _MAX_STREAMS = 4_096
@@ -42,6 +46,8 @@ class GrpcServer:
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+            ("grpc.max_allowed_incoming_connections", descriptors.max_clients()),
         ]
         if max_connection_age_s:
             # GOAWAY sends new calls to a new connection. The old one ends with its last stream, however long that

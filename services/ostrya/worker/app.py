@@ -20,7 +20,7 @@ from ostrya.engine.types import EngineInfo
 from ostrya.errors import Fenced, ModelLoadError
 from ostrya.fetch import report as start_report
 from ostrya.prefix.chain import ChainKey, self_test
-from ostrya.service import logs, tracing
+from ostrya.service import descriptors, logs, tracing
 from ostrya.service.metrics import MetricsEndpoint
 from ostrya.service.server import GrpcServer, stop_signal
 from ostrya.state import keys
@@ -46,6 +46,7 @@ async def serve(settings: WorkerSettings, config: EngineConfig, *, factory: str 
     `factory` ("module:function") replaces the backend's own runner.
     """
     logs.setup("worker", settings.log_level)
+    descriptors.raise_limit()
     stop = stop_signal()
     stopping = asyncio.create_task(stop.wait())
     start = partial(EngineProcess.start, config, max_waiting=settings.max_waiting, factory=factory)
