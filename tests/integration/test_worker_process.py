@@ -222,6 +222,19 @@ def test_an_engine_that_keeps_ending_ends_the_worker(tmp_path: Path) -> None:
         )
 
 
+def test_sigterm_while_the_engine_starts_again_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    with worker(tmp_path) as running:
+        running.fields("listening")
+        (lost_pid,) = running.children()
+        os.kill(lost_pid, signal.SIGKILL)
+        poll(lambda: lost_pid not in running.children(), 5, lambda: "the engine is still there")
+        poll(lambda: bool(running.children()), 5, lambda: "no engine was started")
+        (pid,) = running.children()
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(10) == 0
+        poll(lambda: is_gone(pid), 5, lambda: "the new engine outlived its worker")
+
+
 async def test_a_worker_that_was_stopped_itself_does_not_blame_its_engine(tmp_path: Path) -> None:
     with worker(tmp_path) as running:
         address = str(running.fields("listening")["address"])
