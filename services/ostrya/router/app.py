@@ -131,7 +131,7 @@ class Router:
             stack.push_async_callback(self._discovery.close)
             stack.push_async_callback(self._tracker.close)
             self.metrics_port = self._endpoint.start()
-            # Its thread looks for the end only now and then; streams must not wait for that.
+            # It waits for a thread; streams must not wait for that.
             stack.push_async_callback(asyncio.to_thread, self._endpoint.close)
             room = self._room.follow(self.fleet.wait_changed)
             parts = (self._discovery.run(), self._tracker.run(), room, self._show())

@@ -58,7 +58,10 @@ class ScrapeServer:
             self._loop.close()
 
     async def _serve(self, listener: socket.socket) -> None:
-        server = await asyncio.start_server(self._connected, sock=listener, limit=MAX_REQUEST_BYTES)
+        # As many are accepted at once as the backlog holds, before the first of them makes room.
+        server = await asyncio.start_server(
+            self._connected, sock=listener, limit=MAX_REQUEST_BYTES, backlog=2 * MAX_CONNECTIONS
+        )
         await self._end.wait()
         server.close()
         open_ = self._idle | self._answering
