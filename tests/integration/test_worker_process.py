@@ -238,7 +238,8 @@ def test_sigterm_while_the_engine_starts_again_ends_at_once_and_leaves_nothing(t
 async def test_a_worker_that_was_stopped_itself_does_not_blame_its_engine(tmp_path: Path) -> None:
     with worker(tmp_path) as running:
         address = str(running.fields("listening")["address"])
-        async with channel(address, max_message_bytes=1 << 20) as open_channel:
+        # Without keepalive: a stopped peer is what ours would notice.
+        async with grpc.aio.insecure_channel(address) as open_channel:
             messages = aiter(worker_pb2_grpc.WorkerServiceStub(open_channel).Generate(request(650)))
             await anext(messages)
             running.process.send_signal(signal.SIGSTOP)

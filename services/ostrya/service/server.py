@@ -79,7 +79,7 @@ class GrpcServer:
         """The same for `liveness`, which readiness leaves alone: a process that drains must not be killed for it."""
         await self._health.set(LIVENESS, _STATES[alive])
 
-    def end_watches(self) -> None:
+    def hang_up(self) -> None:
         """Ends every open health watch: whoever still cares asks again, and who this is too."""
         self._health.hang_up()
 

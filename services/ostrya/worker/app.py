@@ -178,7 +178,7 @@ class _Worker:
             self._publisher.start_anew()
         self._metrics.engine_lost(cause)
         await self._servicer.hear_pulse(is_alive=False)
-        self._server.end_watches()
+        self._server.hang_up()
 
     async def _engine_back(self, info: EngineInfo) -> None:
         self._metrics.started(info)
