@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostrya.engine.process import EngineProcess
@@ -152,6 +152,7 @@ async def test_a_process_that_no_signal_ends_gets_no_successor() -> None:
     assert worker.events == ["lost: died"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 2 * RESTARTS_S), max_size=40))
 def test_no_more_restarts_than_allowed_in_any_window(gaps_s: list[float]) -> None:
     restarts, now, granted = Restarts(), 0.0, list[float]()

@@ -1,7 +1,7 @@
 """An engine hangs when it is silent, or when a step takes far longer than its like; a slow machine is no reason."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostrya.engine.types import Load, Shape, StepReport
@@ -81,6 +81,7 @@ def test_that_nobody_waits_for_the_step_any_more_does_not_hide_it() -> None:
     assert engine.passes(MIN_STEP_S, beats=DECODE)
 
 
+@settings(deadline=None)
 @given(step_s=seconds, times=st.floats(0.1, STEP_RATIO * 0.9))
 def test_a_step_within_the_ratio_of_its_like_is_let_alone(step_s: float, times: float) -> None:
     engine = learned(step_s)
@@ -92,6 +93,7 @@ def test_a_first_long_prompt_after_short_steps_is_no_hang() -> None:
     assert not engine.passes(30, beats=PREFILL)
 
 
+@settings(deadline=None)
 @given(known=st.dictionaries(shapes, seconds, min_size=1), asked=shapes)
 def test_a_shape_never_seen_may_take_as_long_as_its_size_explains(known: dict[Shape, float], asked: Shape) -> None:
     pace = Pace()
@@ -124,6 +126,7 @@ def test_the_first_step_of_all_gets_minutes() -> None:
     assert not Engine().passes(MAX_STEP_S - 1, beats=PREFILL)
 
 
+@settings(deadline=None)
 @given(pause_s=st.floats(0, 1e6))
 def test_a_listener_that_was_stopped_blames_nobody_for_what_it_could_not_hear(pause_s: float) -> None:
     engine = learned(0.03)
@@ -134,6 +137,7 @@ def test_a_listener_that_was_stopped_blames_nobody_for_what_it_could_not_hear(pa
     assert not engine.passes(SILENCE_S - 2, beats=DECODE)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=60))
 def test_looks_that_come_late_never_find_a_hang_sooner(gaps_s: list[float]) -> None:
     """The same silence, seen by a slow listener."""
