@@ -186,8 +186,11 @@ def _processes() -> frozenset[int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return frozenset()
-    children = [Path(f"/proc/self/task/{one}/children").read_text() for one in os.listdir("/proc/self/task")]
-    return frozenset(int(one) for text in children for one in text.split())
+    found = set[int]()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # one that ends meanwhile; its children become another's
+            found.update(map(int, Path(f"/proc/self/task/{thread}/children").read_text().split()))
+    return frozenset(found)
 
 
 class _Orphans:

@@ -155,6 +155,29 @@ def load_breaking_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
     return BreakingRunner(num_pages=config.num_pages, page_size=config.page_size), FakeModel()
 
 
+class HangingHandle(FakeHandle):
+    """Never done."""
+
+    def done(self) -> bool:
+        return False
+
+    def tokens(self) -> npt.NDArray[np.int32]:
+        time.sleep(600)
+        raise AssertionError("nobody waits this long")
+
+
+class HangingRunner(FakeRunner):
+    """Its 30th step never ends."""
+
+    def execute(self, plan: StepPlan) -> FakeHandle:
+        handle = super().execute(plan)
+        return handle if len(self.plans) < 30 else HangingHandle(handle.tokens(), step_s=0)
+
+
+def load_hanging_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+    return HangingRunner(num_pages=config.num_pages, page_size=config.page_size, step_s=0.01), FakeModel()
+
+
 class ColdRunner(FakeRunner):
     """Warms nothing up, so every shape is late."""
 

@@ -302,15 +302,19 @@ async def test_a_drained_worker_stays_cordoned_and_may_serve_again(fast: Served)
     assert (await read(fast.stub.Generate(ask())))[-1].usage.completion_tokens == 5
 
 
-async def test_a_hung_step_loop_takes_no_new_work_and_leaves_cordons_alone(fast: Served) -> None:
+async def test_a_worker_without_an_engine_takes_no_new_work_and_leaves_cordons_alone(fast: Served) -> None:
     await fast.servicer.hear_pulse(is_alive=False)
-    assert (await fast.is_serving(), fast.state()) == (False, "ready")
+    assert (await fast.is_serving(), await fast.is_serving(LIVENESS), fast.state()) == (False, True, "restarting")
+    error = await error_of(fast.stub.Generate(ask()))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert retry_after_s(error) == RETRY_ELSEWHERE_S
+    assert fast.cancelled() == {}
     await fast.stub.Cordon(worker_pb2.CordonRequest())
     await fast.servicer.hear_pulse(is_alive=True)
     assert (await fast.is_serving(), fast.state()) == (False, "cordoned")
     await fast.servicer.hear_pulse(is_alive=False)
     await fast.stub.Uncordon(worker_pb2.UncordonRequest())
-    assert (await fast.is_serving(), fast.state()) == (False, "ready")
+    assert (await fast.is_serving(), fast.state()) == (False, "restarting")
     await fast.stub.Drain(worker_pb2.DrainRequest())
     await fast.stub.Uncordon(worker_pb2.UncordonRequest())
     assert not await fast.is_serving()

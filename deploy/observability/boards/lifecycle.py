@@ -7,7 +7,8 @@ _WORKER_STATE = (
     f"sum by (replica) ({worker('lifecycle_state', state='ready')})"
     f" + 2 * sum by (replica) ({worker('lifecycle_state', state='cordoned')})"
     f" + 3 * sum by (replica) ({worker('lifecycle_state', state='draining')})"
-    f" + 4 * sum by (replica) ({worker('lifecycle_state', state='dead')})"
+    f" + 4 * sum by (replica) ({worker('lifecycle_state', state='restarting')})"
+    f" + 5 * sum by (replica) ({worker('lifecycle_state', state='dead')})"
 )
 
 STATES = Row(
@@ -16,7 +17,8 @@ STATES = Row(
         Panel(
             title="Workers",
             text="starting until every shape is compiled, then ready; cordoned takes nothing new; draining also ends. "
-            "Starting for longer than a cold compile takes, or dead, is bad. A gap: not scraped.",
+            "Restarting: it lost its engine and starts another. Starting for longer than a cold compile takes, or "
+            "dead, is bad. A gap: not scraped.",
             queries=(Query(_WORKER_STATE, "{{replica}}"),),
             kind="state-timeline",
             names=(
@@ -24,7 +26,8 @@ STATES = Row(
                 (1, "ready", "green"),
                 (2, "cordoned", "purple"),
                 (3, "draining", "yellow"),
-                (4, "dead", "red"),
+                (4, "restarting", "orange"),
+                (5, "dead", "red"),
             ),
             width=12,
         ),
@@ -155,6 +158,34 @@ CHANGES = Row(
             queries=(Query(f"max by (condition) ({router('endpoints')})", "{{condition}}"),),
             decimals=0,
             width=6,
+        ),
+        Panel(
+            title="Engines started again",
+            text="Engine processes that died, or hung and were killed; the worker stays and its streams go elsewhere. "
+            "Each one is a fault.",
+            queries=(
+                Query(
+                    f"sum by (replica, cause) (increase({worker('engine_restarts_total')}[{RANGE}]))",
+                    "{{replica}} {{cause}}",
+                ),
+            ),
+            steps=(Step(1, "red"),),
+            decimals=0,
+            width=12,
+        ),
+        Panel(
+            title="Open files, of the limit",
+            text="Each connection is one. Clients may hold 75 %; beyond that new connections are refused.",
+            queries=tuple(
+                Query(
+                    f"max by (replica) ({of('process_open_fds')}) / max by (replica) ({of('process_max_fds')})",
+                    "{{replica}}",
+                )
+                for of in (router_process, worker_process)
+            ),
+            unit="percentunit",
+            steps=(Step(0.7, "red"),),
+            width=12,
         ),
         Panel(
             title="Age of processes",

@@ -117,8 +117,8 @@ STEPS = Row(
         ),
         Panel(
             title="Since the step loop spoke",
-            text="The engine's sign of life; it speaks when idle too. Above 10 s it is stuck, and above the liveness "
-            "probe's patience Kubernetes restarts it.",
+            text="The engine's sign of life; it speaks when idle too. After 5 s the worker takes it for stuck, sends "
+            "its streams elsewhere and starts it again; 0 meanwhile.",
             queries=(Query(f"max by (replica) ({worker('engine_report_age_seconds')})", PER_REPLICA),),
             unit="s",
             steps=(Step(10, "red"),),

@@ -105,6 +105,8 @@ spec:
         periodSeconds: 2
         timeoutSeconds: 2
         failureThreshold: 2
+      # Says that the worker's own process answers. An engine that hangs or dies is its business: it starts another one in
+      # place, not ready meanwhile, and exits by itself when that does not help.
       livenessProbe:
         grpc:
           port: 50052

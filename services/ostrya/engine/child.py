@@ -73,7 +73,7 @@ class EngineLoop:
         try:
             message = self._mailbox.get(timeout=max(0.0, self._next_heartbeat_s - time.monotonic()))
         except queue.Empty:
-            self._send(StepReport(load=self._engine.load()))
+            self._send(StepReport(load=self._engine.load(), shape=self._engine.running))
             return False
         match message:
             case wire.Submit(request):

@@ -9,7 +9,7 @@ from ostrya.engine.backends.base import Runner, StepHandle
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import StepPlan
 from ostrya.engine.scheduler import Scheduler
-from ostrya.engine.types import EngineRequest, Load, RequestId, StepReport
+from ostrya.engine.types import EngineRequest, Load, RequestId, Shape, StepReport
 
 MIN_RATED_TOKENS = 16
 """Steps that prefill fewer tokens are bound by latency and say nothing about the prefill rate."""
@@ -37,6 +37,8 @@ class Engine:
         self.scheduler = Scheduler(config, context_tokens=limit, eos_token_ids=eos_token_ids)
         self._runner = runner
         self._clock = clock
+        self.running: Shape | None = None
+        """Of the step that was launched and has not been committed."""
         self._num_steps = 0
         self._num_scheduled_tokens = 0
         self._num_padded_tokens = 0
@@ -61,9 +63,11 @@ class Engine:
         plan = self.scheduler.plan(now=started_s)
         if plan is None:
             return None
+        shape = self.running = Shape(plan.bucket.tokens, plan.bucket.rows, plan.bucket.pages)
         handle = self._runner.execute(plan)
         wait(handle)
         tokens = handle.tokens()
+        self.running = None
         ended_s = self._clock()
         outputs = self.scheduler.commit(tokens, now=ended_s)
         self._measure(plan, step_s=ended_s - started_s)
@@ -75,6 +79,7 @@ class Engine:
             load=self.load(),
             step_s=ended_s - started_s,
             batch_size=plan.num_rows,
+            shape=shape,
         )
 
     def load(self) -> Load:

@@ -1,8 +1,8 @@
 """The parent's side of the engine process: start it, send it requests, hand out what it says. Used by worker/.
 
 One task reads the child's frames and gives each output to its request. When the socket ends, whatever the reason,
-every open request fails with EngineDied and `dead` says why. Nothing here restarts the child: the worker exits and its
-supervisor starts a fresh one.
+every open request fails with EngineDied and `dead` says why. Nothing here judges whether a child hangs, or starts
+another: that is worker/lasting.py.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ RUNNER_FACTORIES = {"cpu": "ostrya.engine.backends.cpu:load_runner"}
 """By EngineConfig.backend; named and not imported, because torch stays in the child."""
 START_LIMIT_S = 3600.0
 """Weights and a cold compile of every bucket take half an hour on a TPU; a supervisor's own limit comes before this."""
-SILENCE_LIMIT_S = 30.0
-"""A child that misses 150 heartbeats hangs, and is killed."""
 EXIT_LIMIT_S = 1.0
 """How long a child may take to notice its closed socket."""
+KILL_LIMIT_S = 10.0
+"""How long the kernel may take to end a killed child: a device driver can hold it for ever."""
 STDERR_FD = 2
 
 
@@ -81,6 +81,7 @@ class EngineProcess:
         self._max_open = info.max_running + max_waiting
         self._listeners: list[Callable[[StepReport], None]] = []
         self._streams: dict[RequestId, _Stream] = {}
+        self._why_killed = ""
         self._reading = asyncio.create_task(self._read(reader), name="engine-reader")
 
     @classmethod
@@ -143,8 +144,8 @@ class EngineProcess:
         Raises at the first step of the iteration Overloaded (queue full) or InvalidRequest (can never finish), and at
         any step EngineDied, or what abort() was given.
         """
-        if self.dead.done():
-            raise EngineDied(self.dead.result())
+        if self._why_killed or self.dead.done():
+            raise EngineDied(self._why_killed or self.dead.result())
         if len(self._streams) >= self._max_open:
             raise Overloaded(
                 f"{self._max_open} requests are open here, which is the limit", retry_after_s=self._backlog_s()
@@ -169,23 +170,39 @@ class EngineProcess:
             self._send(wire.Abort(request_id))
             stream.fail(error or Unavailable(f"request {request_id} was aborted"))
 
+    def kill(self, why: str) -> None:
+        """Ends a child that hangs. Every open request fails now; listeners hear no more; `dead` follows."""
+        if self._why_killed or self.dead.done():
+            return
+        self._why_killed = why
+        self._listeners.clear()
+        self._fail_open(why)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._writer.close()
+
+    @property
+    def is_gone(self) -> bool:
+        """The kernel has ended it: its device and memory are free."""
+        return self._process.returncode is not None
+
     async def close(self) -> None:
         """Ends the child and fails what is still open. Safe to call twice."""
         await _end(self._process, self._writer)
         await self._reading
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        reason = "engine process ended"
         try:
             while True:
-                async with asyncio.timeout(SILENCE_LIMIT_S):
-                    message = await wire.read(reader)
-                self._take(message)
-        except (EOFError, OSError):  # TimeoutError is an OSError
-            if not reader.at_eof() and reader.exception() is None:
-                reason = f"engine process was silent for {SILENCE_LIMIT_S:.0f} s"
+                self._take(await wire.read(reader))
+        except (EOFError, OSError):
+            pass
         finally:
-            self._fail_all(f"{reason} ({await _end(self._process, self._writer)})")
+            how = await _end(self._process, self._writer)
+            reason = f"{self._why_killed or 'engine process ended'} ({how})"
+            if not self.dead.done():
+                self.dead.set_result(reason)
+            self._fail_open(reason)
 
     def _take(self, message: wire.ToParent) -> None:
         match message:
@@ -216,9 +233,7 @@ class EngineProcess:
         rate = self.load.prefill_tokens_per_s
         return min(10.0, max(0.1, self.load.queued_tokens / rate)) if rate else 1.0
 
-    def _fail_all(self, reason: str) -> None:
-        if not self.dead.done():
-            self.dead.set_result(reason)
+    def _fail_open(self, reason: str) -> None:
         for stream in self._streams.values():
             stream.fail(EngineDied(reason))
         self._streams.clear()
@@ -255,6 +270,11 @@ async def _end(process: Process, writer: asyncio.StreamWriter) -> str:
         async with asyncio.timeout(EXIT_LIMIT_S):
             code = await process.wait()
     except TimeoutError:
-        process.kill()
-        code = await process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        try:
+            async with asyncio.timeout(KILL_LIMIT_S):
+                code = await process.wait()
+        except TimeoutError:
+            return f"still there {KILL_LIMIT_S:.0f} s after SIGKILL"
     return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -81,6 +81,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Shapes first seen after warm-up: each one is a fault."""
 
 
+class Shape(msgspec.Struct, frozen=True):
+    """How much a step computes at most: its bucket, padding included."""
+
+    tokens: int
+    rows: int
+    pages: int
+    """A row can address."""
+
+
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one turn of the engine tells its owner."""
 
@@ -92,6 +101,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 0.0
     """Time of the step, 0 when this report is only a heartbeat."""
     batch_size: int = 0
+    shape: Shape | None = None
+    """Of the step that ended; in a heartbeat, of the one that runs now. None: none runs."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

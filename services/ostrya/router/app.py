@@ -31,7 +31,7 @@ from ostrya.router.servicer import InferenceServicer
 from ostrya.router.settings import RouterSettings
 from ostrya.router.tracker import Tracker
 from ostrya.router.waiting import WaitingRoom, num_free
-from ostrya.service import logs, tracing
+from ostrya.service import descriptors, logs, tracing
 from ostrya.service.metrics import MetricsEndpoint
 from ostrya.service.server import GrpcServer, stop_signal
 from ostrya.text.source import resolve_model
@@ -131,7 +131,7 @@ class Router:
             stack.push_async_callback(self._discovery.close)
             stack.push_async_callback(self._tracker.close)
             self.metrics_port = self._endpoint.start()
-            # Its thread looks for the end only now and then; streams must not wait for that.
+            # It waits for a thread; streams must not wait for that.
             stack.push_async_callback(asyncio.to_thread, self._endpoint.close)
             room = self._room.follow(self.fleet.wait_changed)
             parts = (self._discovery.run(), self._tracker.run(), room, self._show())
@@ -192,6 +192,7 @@ async def serve(settings: RouterSettings) -> int:
     """
     settings.check()
     logs.setup("router", settings.log_level)
+    descriptors.raise_limit()
     stop = stop_signal()
     source = resolve_model(settings.model)
     name = settings.model_name or source.name

@@ -5,18 +5,18 @@ number of asyncio tasks, which is what a leaked stream would raise.
 """
 
 import asyncio
-from threading import Thread
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics
+
+from ostrya.service.scraping import ScrapeServer
 
 
 class MetricsEndpoint:
-    """Serves `registry` in a daemon thread until close(). One endpoint a registry."""
+    """Serves `registry` in a thread of its own until close(). One endpoint a registry."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
         self._registry, self._host, self._port = registry, host, port
-        self._running: tuple[WSGIServer, Thread] | None = None
+        self._running: ScrapeServer | None = None
         self._tasks = Gauge("ostrya_process_tasks", "Asyncio tasks alive in this process.", registry=registry)
 
     def start(self) -> int:
@@ -24,19 +24,17 @@ class MetricsEndpoint:
         # promtool finds no unit in *_created, and nobody reads them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         loop = asyncio.get_running_loop()
+        server = ScrapeServer(self._registry)
         try:
-            server, thread = start_http_server(self._port, self._host, self._registry)
+            port = server.start(self._host, self._port)
         except OSError as error:
             raise OSError(f"cannot serve metrics on {self._host}:{self._port}: {error.strerror}") from error
         ProcessCollector(registry=self._registry)
         self._tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
-        self._running = server, thread
-        return server.server_port
+        self._running = server
+        return port
 
     def close(self) -> None:
         if self._running is not None:
-            server, thread = self._running
-            server.shutdown()
-            server.server_close()
-            thread.join(timeout=5)
+            self._running.close()
             self._running = None

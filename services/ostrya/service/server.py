@@ -10,10 +10,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from ostrya.service import descriptors
+
 # A client may ping every 10 s, with or without a call; the default of 300 s answers GOAWAY too_many_pings.
 _MIN_CLIENT_PING_MS = 5_000
 _CLIENT_PING_MS = 10_000
 _PING_TIMEOUT_MS = 5_000
+# A connection that does not begin to speak HTTP/2; gRPC would wait for 120 s.
+_HANDSHAKE_MS = 10_000
 _STATES = {True: health_pb2.HealthCheckResponse.SERVING, False: health_pb2.HealthCheckResponse.NOT_SERVING}
 # Far above a router's fan-out to one worker; bounds what one client connection can hold open.
 _MAX_STREAMS = 4_096
@@ -42,6 +46,8 @@ class GrpcServer:
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+            ("grpc.max_allowed_incoming_connections", descriptors.max_clients()),
         ]
         if max_connection_age_s:
             # GOAWAY sends new calls to a new connection. The old one ends with its last stream, however long that
@@ -73,6 +79,10 @@ class GrpcServer:
         """The same for `liveness`, which readiness leaves alone: a process that drains must not be killed for it."""
         await self._health.set(LIVENESS, _STATES[alive])
 
+    def hang_up(self) -> None:
+        """Ends every open health watch: whoever still cares asks again, and who this is too."""
+        self._health.hang_up()
+
     async def stop(self, grace_s: float) -> None:
         """NOT_SERVING, no new calls, running ones get `grace_s` seconds; then they are cancelled.
 
@@ -91,6 +101,7 @@ class _Health(HealthServicer):
     def __init__(self) -> None:
         super().__init__()
         self._watches: set[asyncio.Future[None]] = set()
+        self._ended: set[asyncio.Future[None]] = set()
         self._is_ended = False
 
     async def Watch(
@@ -106,16 +117,22 @@ class _Health(HealthServicer):
             await watch
         except asyncio.CancelledError:
             # A cancelled handler would leave its call open.
-            if not self._is_ended:
+            if watch not in self._ended:
                 raise
         finally:
             self._watches.discard(watch)
+            self._ended.discard(watch)
+
+    def hang_up(self) -> None:
+        """Ends those that are open, with OK."""
+        self._ended |= self._watches
+        for watch in self._watches:
+            watch.cancel()
 
     async def end_watches(self) -> None:
         """Ends all of them with OK, also those that are to begin. Returns when they have ended: the loop may close."""
         self._is_ended = True
-        for watch in self._watches:
-            watch.cancel()
+        self.hang_up()
         await asyncio.gather(*self._watches, return_exceptions=True)
 
 

@@ -1,13 +1,14 @@
 """A worker process: all of its wiring, from settings to exit code. Called by `ostrya worker`.
 
-It never heals itself: when the engine dies or another process takes its id, it says so and exits 1, and its supervisor
-starts a fresh one.
+An engine that dies or hangs is started again in place (lasting.py). When it keeps doing so, or another process takes
+the worker's id, the worker says so and exits 1, and its supervisor starts a fresh one.
 """
 
 import asyncio
 import contextlib
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -15,18 +16,19 @@ from prometheus_client import CollectorRegistry
 from ostrya.api.v1 import worker_pb2, worker_pb2_grpc
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.process import EngineProcess
+from ostrya.engine.types import EngineInfo
 from ostrya.errors import Fenced, ModelLoadError
 from ostrya.fetch import report as start_report
 from ostrya.prefix.chain import ChainKey, self_test
-from ostrya.service import logs, tracing
+from ostrya.service import descriptors, logs, tracing
 from ostrya.service.metrics import MetricsEndpoint
 from ostrya.service.server import GrpcServer, stop_signal
 from ostrya.state import keys
 from ostrya.state.members import Member
 from ostrya.worker.aliases import VllmAliases
+from ostrya.worker.lasting import Cause, LastingEngine, Start
 from ostrya.worker.metrics import WorkerMetrics
 from ostrya.worker.publisher import Publisher
-from ostrya.worker.pulse import Pulse
 from ostrya.worker.servicer import WorkerServicer
 from ostrya.worker.settings import WorkerSettings
 
@@ -36,8 +38,6 @@ SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 _End = asyncio.Future[bool] | asyncio.Future[None] | asyncio.Future[str] | asyncio.Future[Fenced]
 FLUSH_S = 1.0
 """For the last statuses to reach their clients."""
-PULSE_S = 0.5
-"""Between looks at the engine's pulse."""
 
 
 async def serve(settings: WorkerSettings, config: EngineConfig, *, factory: str | None = None) -> int:
@@ -46,9 +46,11 @@ async def serve(settings: WorkerSettings, config: EngineConfig, *, factory: str 
     `factory` ("module:function") replaces the backend's own runner.
     """
     logs.setup("worker", settings.log_level)
+    descriptors.raise_limit()
     stop = stop_signal()
     stopping = asyncio.create_task(stop.wait())
-    starting = asyncio.create_task(EngineProcess.start(config, max_waiting=settings.max_waiting, factory=factory))
+    start = partial(EngineProcess.start, config, max_waiting=settings.max_waiting, factory=factory)
+    starting = asyncio.create_task(start())
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, model=config.model_name)
     if settings.start_report_dir:
@@ -59,7 +61,7 @@ async def serve(settings: WorkerSettings, config: EngineConfig, *, factory: str 
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             return 0
-        worker = _Worker(settings, config, starting.result(), metrics)
+        worker = _Worker(settings, config, starting.result(), metrics, restart=start)
         if settings.metric_aliases:
             # Page 0 is scratch.
             registry.register(VllmAliases(metrics.families, page_size=config.page_size, num_pages=config.num_pages - 1))
@@ -77,9 +79,16 @@ class _Worker:
     """The parts around a warm engine, from the first SERVING to the end of the last request."""
 
     def __init__(
-        self, settings: WorkerSettings, config: EngineConfig, engine: EngineProcess, metrics: WorkerMetrics
+        self,
+        settings: WorkerSettings,
+        config: EngineConfig,
+        engine: EngineProcess,
+        metrics: WorkerMetrics,
+        *,
+        restart: Start,
     ) -> None:
-        self._settings, self._config, self._engine, self._metrics = settings, config, engine, metrics
+        self._settings, self._config, self._metrics = settings, config, metrics
+        self._engine = LastingEngine(engine, start=restart, lost=self._engine_lost, back=self._engine_back)
         key = ChainKey(model=config.model_name, tokenizer_fingerprint=config.tokenizer_fingerprint)
         self._self_test = self_test(key, page_size=config.page_size, stride=config.routing_stride)
         self._server = GrpcServer(
@@ -90,7 +99,7 @@ class _Worker:
             settings.otlp_endpoint, service="ostrya-worker", instance=settings.worker_id, pool=settings.pool
         )
         self._servicer = WorkerServicer(
-            engine,
+            self._engine,
             metrics,
             settings=settings,
             tokenizer_fingerprint=config.tokenizer_fingerprint,
@@ -100,32 +109,34 @@ class _Worker:
             tracer=self._tracer,
         )
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, self._server.server)
-        self._pulse = Pulse()
-        engine.listen(self._pulse.beat)
         metrics.started(engine.info)
-        metrics.report_age.set_function(lambda: self._pulse.age_s)
-        engine.listen(metrics.report)
+        metrics.report_age.set_function(lambda: self._engine.report_age_s)
+        self._engine.listen(metrics.report)
 
     async def run(self, stop: asyncio.Event, *, metrics_port: int) -> int:
-        """Serves until `stop`, or until the engine dies or the worker is fenced; then drains. The exit code."""
+        """Serves until `stop`, or until the engine keeps ending or the worker is fenced; then drains. The exit code."""
         port = await self._server.start()
         address = self._settings.advertise_address or f"{self._settings.host}:{port}"
         publisher = self._publisher = Publisher(self._settings, member=self._member(address))
         self._engine.listen(lambda report: publisher.publish(report.stored, report.removed, report.load))
         self._metrics.registered.set_function(lambda: publisher.is_registered)
         publishing = asyncio.create_task(publisher.run())
-        watching = asyncio.create_task(self._watch_pulse())
+        keeping = asyncio.create_task(self._engine.run())
         stopping: asyncio.Task[bool] = asyncio.create_task(stop.wait())
         try:
+            await self._server.set_alive(True)
             await self._servicer.hear_pulse(is_alive=True)
             log.info("listening", extra={"fields": {"address": address, "port": port, "metrics_port": metrics_port}})
-            ends: set[_End] = {stopping, publishing, self._engine.dead, publisher.fenced}
+            ends: set[_End] = {stopping, publishing, keeping, publisher.fenced}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             stop.clear()
+            if keeping.done():
+                return await self._give_up(keeping.result())
             return await self._finish(publisher, hurry=stop)
         finally:
             await _cancelled(stopping)
-            await _cancelled(watching)
+            await _cancelled(keeping)
+            await self._engine.close()
             await _cancelled(publishing)
             await publisher.close()
             await self._server.stop(FLUSH_S)
@@ -133,11 +144,6 @@ class _Worker:
 
     async def _finish(self, publisher: Publisher, *, hurry: asyncio.Event) -> int:
         """NOT_SERVING at once, then waits for the requests that can still end well, until `hurry`."""
-        if self._engine.dead.done():
-            await self._server.set_serving(False)
-            self._metrics.enter("dead")
-            log.error("engine died; the worker exits", extra={"fields": {"reason": self._engine.dead.result()}})
-            return 1
         num_cancelled = await self._drained(hurry)
         log.info("drained", extra={"fields": {"num_cancelled": num_cancelled}})
         if publisher.fenced.done():
@@ -157,18 +163,26 @@ class _Worker:
             return num_cancelled
         return ending.result()
 
-    async def _watch_pulse(self) -> None:
-        """Until cancelled; what `liveness` says follows the engine, also while the worker drains or is cordoned."""
-        was_alive = None
-        while True:
-            is_alive = self._pulse.is_alive
-            if is_alive is not was_alive:
-                await self._server.set_alive(is_alive)
-                await self._servicer.hear_pulse(is_alive=is_alive)
-                if not is_alive:
-                    log.error("the step loop hangs", extra={"fields": {"report_age_s": round(self._pulse.age_s, 1)}})
-            was_alive = is_alive
-            await asyncio.sleep(PULSE_S)
+    async def _give_up(self, why: str) -> int:
+        await self._server.set_serving(False)
+        self._metrics.enter("dead")
+        log.error("the engine keeps ending; the worker exits", extra={"fields": {"reason": why}})
+        return 1
+
+    async def _engine_lost(self, cause: Cause) -> None:
+        """To everybody else this worker is now a new process. What it says of itself comes before whoever asks it.
+
+        `liveness` stays: a kubelet that killed the pod would only make the same take longer.
+        """
+        if self._publisher is not None:
+            self._publisher.start_anew()
+        self._metrics.engine_lost(cause)
+        await self._servicer.hear_pulse(is_alive=False)
+        self._server.hang_up()
+
+    async def _engine_back(self, info: EngineInfo) -> None:
+        self._metrics.started(info)
+        await self._servicer.hear_pulse(is_alive=True)
 
     def _member(self, address: str) -> Member:
         info = self._engine.info
@@ -186,7 +200,7 @@ class _Worker:
         )
 
 
-async def _cancelled(task: "asyncio.Task[bool] | asyncio.Task[int] | asyncio.Task[None]") -> None:
+async def _cancelled(task: "asyncio.Task[bool] | asyncio.Task[int] | asyncio.Task[str] | asyncio.Task[None]") -> None:
     """Ends a task; what it raised before is raised here."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -12,13 +12,14 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from ostrya.engine.types import EngineInfo, Load, SequenceOutput, StepReport
 from ostrya.fetch.report import PHASES, StartReport
+from ostrya.worker import lasting
 from ostrya.worker.families import Families
 
 Cause = Literal["client", "deadline", "drain", "engine"]
-State = Literal["starting", "ready", "cordoned", "draining", "dead"]
+State = Literal["starting", "ready", "cordoned", "draining", "restarting", "dead"]
 
 CAUSES: tuple[Cause, ...] = ("client", "deadline", "drain", "engine")
-STATES: tuple[State, ...] = ("starting", "ready", "cordoned", "draining", "dead")
+STATES: tuple[State, ...] = ("starting", "ready", "cordoned", "draining", "restarting", "dead")
 
 # OpenTelemetry's GenAI bounds.
 FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -88,7 +89,12 @@ class WorkerMetrics:
             ("result", ("hit", "miss")),
         )
         self.states = make.gauges("lifecycle_state", "1 for the state the worker is in.", "state", STATES)
-        self.report_age = make.gauge("engine_report_age_seconds", "Since the step loop last spoke.")
+        self.report_age = make.gauge(
+            "engine_report_age_seconds", "Since the step loop last spoke; 0 while the engine starts again."
+        )
+        self.restarts = make.counters(
+            "engine_restarts", "Engine processes that were lost and replaced.", "cause", lasting.CAUSES
+        )
         self.registered = make.gauge("registered", "Whether Redis has this worker's lease.")
         self._info = Gauge(
             "ostrya_worker_info", "What serves.", ["model", "backend", "dtype", "page_size"], registry=registry
@@ -112,6 +118,12 @@ class WorkerMetrics:
         self.phases["load"].set(info.load_s)
         self.phases["warmup"].set(info.warmup_s)
         self._info.labels(self._model, info.backend, info.dtype, str(info.page_size)).set(1)
+
+    def engine_lost(self, cause: lasting.Cause) -> None:
+        """The process is gone and what it was busy with too; the next one counts from 0."""
+        self.restarts[cause].inc()
+        self._last = Load()
+        self._load(Load())
 
     def report(self, report: StepReport) -> None:
         """Takes in one engine report."""

@@ -49,7 +49,9 @@ class Publisher:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.epoch = 0
-        """Of this process in Redis; 0 = not registered yet."""
+        """Of this engine in Redis; 0 = not registered yet."""
+        self._floor = 0
+        """Every epoch this worker had is below or at it."""
         self.fenced: asyncio.Future[Fenced] = asyncio.get_running_loop().create_future()
         """Done when another process has taken this worker id; `run` has ended then."""
         self.num_snapshots = 0
@@ -110,6 +112,14 @@ class Publisher:
             self._need_snapshot()
         self._wake.set()
 
+    def start_anew(self) -> None:
+        """The engine's process was lost, and all it held: a new epoch, so that nobody credits this worker with it."""
+        self._floor = max(self._floor, self.epoch)
+        self.epoch, self._is_registered, self._load = 0, False, Load()
+        self._live.clear()
+        self._need_snapshot()
+        self._wake.set()
+
     async def run(self) -> None:
         """Publishes until cancelled or fenced. Redis may come and go meanwhile."""
         backoff_s, is_told = 0.05, False
@@ -165,7 +175,7 @@ class Publisher:
         self._wake.clear()
 
     async def _register(self) -> None:
-        self.epoch = await self._writer.register(floor=self.epoch)
+        self._floor = self.epoch = await self._writer.register(floor=max(self._floor, self.epoch))
         self._seq, self._is_registered = 0, True
         self._need_snapshot()
         log.info("registered", extra={"fields": {"epoch": self.epoch}})

@@ -16,8 +16,9 @@ from ostrya.service import status
 from ostrya.service.tracing import NO_TRACER, Tracer
 from ostrya.state import keys
 from ostrya.worker import convert
+from ostrya.worker.lasting import LastingEngine
 from ostrya.worker.metrics import Cause, Observation, WorkerMetrics
-from ostrya.worker.running import Running, draining
+from ostrya.worker.running import RETRY_ELSEWHERE_S, Running, draining
 from ostrya.worker.settings import WorkerSettings
 from ostrya.worker.spans import WorkerSpans
 
@@ -33,7 +34,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     def __init__(
         self,
-        engine: EngineProcess,
+        engine: EngineProcess | LastingEngine,
         metrics: WorkerMetrics,
         *,
         settings: WorkerSettings,
@@ -61,6 +62,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Streams an answer. When the client goes away or its deadline passes, the engine frees the request at once."""
         # A client may send one id twice at a time; the engine must not see that.
         request_id = RequestId(f"{request.request_id}#{next(self._serial)}")
+        if not self._is_alive:
+            raise _restarting()
         asked = convert.engine_request(request, request_id=request_id, info=self._engine.info)
         num_prompt = len(asked.token_ids)
         with self._running.hold(request_id), self._observed(asked, context) as seen:
@@ -134,7 +137,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return await self._drain(timeout_s)
 
     async def hear_pulse(self, *, is_alive: bool) -> None:
-        """Health says no to new work while the step loop hangs; whether the worker is cordoned stays as it is."""
+        """Says no to new work while there is no engine; whether the worker is cordoned stays as it is."""
         self._is_alive = is_alive
         await self._tell()
 
@@ -151,7 +154,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def _tell(self) -> None:
         """Health and metrics say what the state is now; one at a time, so that the last word is the true one."""
         async with self._telling:
-            self._metrics.enter(self._running.state)
+            state = self._running.state
+            self._metrics.enter(state if self._is_alive or state == "draining" else "restarting")
             await self._set_serving(self._is_alive and self._running.state == "ready")
 
     @contextmanager
@@ -182,6 +186,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 **({"trace_id": trace_id} if trace_id else {}),
             }
             log.info("request", extra={"fields": fields})
+
+
+def _restarting() -> Unavailable:
+    """What a request is told while no engine is there; it has met no harm, and another replica may be free at once."""
+    return Unavailable(
+        "the engine of this worker starts again; send the request to another", retry_after_s=RETRY_ELSEWHERE_S
+    )
 
 
 def _cause(error: BaseException, context: status.Context, time_left_s: float | None) -> Cause | None:

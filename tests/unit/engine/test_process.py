@@ -11,7 +11,7 @@ import pytest
 
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.process import EngineProcess
-from ostrya.engine.types import EngineRequest, FinishReason, RequestId, Sampling, SequenceOutput
+from ostrya.engine.types import EngineRequest, FinishReason, RequestId, Sampling, SequenceOutput, Shape, StepReport
 from ostrya.errors import ConfigError, EngineDied, InvalidRequest, ModelLoadError, Overloaded, Unavailable
 from tests.fakes.waiting import Stopwatch
 
@@ -172,3 +172,30 @@ async def test_child_ends_by_itself_when_its_parent_is_gone() -> None:
         assert process.dead.result() == "engine process ended (exit code 0)"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_a_stopped_child_that_is_killed_fails_its_requests_at_once_and_is_heard_no_more() -> None:
+    reports: list[StepReport] = []
+    async with engine("load_paced_runner") as process:
+        task = asyncio.create_task(outputs_of(process, request(max_tokens=900)))
+        await until(lambda: process.load.num_running == 1)
+        os.kill(process.pid, signal.SIGSTOP)
+        process.listen(reports.append)
+        process.kill("it hangs")
+        with pytest.raises(EngineDied, match=r"^it hangs$"):
+            await task
+        with pytest.raises(EngineDied, match="it hangs"):
+            await first_of(process, request())
+        assert await process.dead == "it hangs (signal 9)"
+        assert process.is_gone
+        process.kill("again")
+    assert reports == []
+
+
+async def test_heartbeats_say_which_step_runs() -> None:
+    shapes: set[Shape | None] = set()
+    async with engine("load_slow_runner") as process:
+        process.listen(lambda report: shapes.add(report.shape))
+        await outputs_of(process, request(max_tokens=2))
+        await until(lambda: None in shapes)
+    assert {shape.tokens for shape in shapes if shape} == {16, 4}  # the prompt's step and the decode step

@@ -24,6 +24,8 @@ NOT_OURS = {
     "process_start_time_seconds",
     "process_resident_memory_bytes",
     "process_cpu_seconds_total",
+    "process_open_fds",
+    "process_max_fds",
     "tensorcore_utilization",
     "memory_bandwidth_utilization",
     "duty_cycle",

@@ -181,3 +181,17 @@ def test_a_log_line_is_one_json_object_with_its_fields() -> None:
     record.fields = {"tokens": 3}
     line = json.loads(JsonFormatter("router").format(record))
     assert (line["service"], line["level"], line["message"], line["tokens"]) == ("router", "info", "request done", 3)
+
+
+async def test_a_server_that_hangs_up_on_watchers_goes_on_and_takes_new_ones() -> None:
+    server = server_of()
+    port = await server.start()
+    async with channel(f"127.0.0.1:{port}", max_message_bytes=1 << 20) as open_channel:
+        stub = health_pb2_grpc.HealthStub(open_channel)
+        for _ in range(2):
+            watch = stub.Watch(health_pb2.HealthCheckRequest(service=NAME), timeout=30)  # type: ignore[attr-defined]
+            assert (await watch.read()).status == NOT_SERVING
+            server.hang_up()
+            assert await watch.read() is grpc.aio.EOF
+            assert await watch.code() is grpc.StatusCode.OK
+    await server.stop(0)

@@ -115,7 +115,7 @@ def test_worker_is_in_one_state() -> None:
     seen = Seen()
     seen.metrics.enter("ready")
     states = {state: seen.value("lifecycle_state", state=state) for state in STATES}
-    assert states == {"starting": 0, "ready": 1, "cordoned": 0, "draining": 0, "dead": 0}
+    assert states == {"starting": 0, "ready": 1, "cordoned": 0, "draining": 0, "restarting": 0, "dead": 0}
 
 
 def test_a_shape_is_a_compilation_of_the_phase_that_first_saw_it() -> None:

@@ -12,7 +12,7 @@ from ostrya.state.connection import Connection
 from ostrya.state.journal import JournalReader
 from ostrya.worker.publisher import Publisher
 from ostrya.worker.settings import WorkerSettings
-from tests.fakes.pool import member, publishing, running
+from tests.fakes.pool import following, member, publishing, running
 from tests.fakes.redis_server import RunningRedis, free_port, start_redis
 from tests.fakes.waiting import until
 
@@ -127,6 +127,48 @@ async def test_events_while_redis_is_away_cost_no_memory_and_are_not_lost(redis:
         redis.restart()
         assert await until(lambda: publisher.redis_up and publisher.is_flushed, timeout_s=3.0) < 3.0
         await _redis_has(redis, publisher, {1, 2, 999})
+
+
+async def test_a_new_engine_is_a_new_registration_and_followers_forget_the_old_ones_pages(redis: RunningRedis) -> None:
+    async with publishing(redis.url) as publisher, following(redis.url) as follower:
+        follower.add()
+        for round_ in range(3):
+            publisher.publish(digests(1, 2, 10 + round_), (), Load(num_running=2))
+            await until(lambda round_=round_: follower.holds() == {1, 2, 10 + round_})  # type: ignore[misc]
+            before = publisher.epoch
+            publisher.start_anew()
+            assert (publisher.epoch, publisher.live(), publisher.is_registered) == (0, (), False)
+            await until(lambda: follower.holds() == set())
+            await until(lambda before=before: publisher.is_flushed and publisher.epoch > before)  # type: ignore[misc]
+        assert not publisher.fenced.done()
+
+
+async def test_an_engine_lost_while_redis_is_away_has_no_epoch_until_it_is_back(redis: RunningRedis) -> None:
+    async with publishing(redis.url) as publisher:
+        publisher.publish(digests(1, 2), (), Load())
+        await until(lambda: publisher.is_flushed)
+        before = publisher.epoch
+        redis.kill()
+        publisher.start_anew()
+        publisher.publish(digests(3), (), Load())
+        await until(lambda: not publisher.redis_up)
+        assert publisher.epoch == 0
+        redis.restart()
+        await until(lambda: publisher.redis_up and publisher.is_flushed)
+        assert publisher.epoch > before
+        await _redis_has(redis, publisher, {3})
+
+
+async def test_an_engine_lost_at_any_moment_of_a_write_leaves_a_whole_journal(redis: RunningRedis) -> None:
+    async with publishing(redis.url) as publisher, following(redis.url) as follower:
+        follower.add()
+        for step in range(0, 100, 4):
+            publisher.publish(digests(step), (), Load())
+            await asyncio.sleep(step * 250e-6)  # the moment is the point: batching, registering, sending, receiving
+            publisher.start_anew()
+            publisher.publish(digests(100 + step), (), Load())
+        await until(lambda: follower.holds() == {196})
+        assert not publisher.fenced.done()
 
 
 async def test_parents_stay_before_children(redis: RunningRedis) -> None:

@@ -31,13 +31,15 @@ class Runner(Protocol):
 
     @property
     def num_late_shapes(self) -> int:
-        """Buckets first executed after warm_up(): each is a counted fault."""
+        """Buckets first executed after warm_up(): each is a counted fault. Counted before its compile begins, because
+        that is how the worker knows that a long step compiles and does not hang."""
 
     def warm_up(self, buckets: Sequence[Bucket]) -> None:
         """Compiles every bucket; afterwards a new shape is late."""
 
     def execute(self, plan: StepPlan) -> StepHandle:
-        """Launches one step and returns at once."""
+        """Launches one step and returns at once, also when it has to compile first: while this blocks, the engine is
+        silent, and an engine that is silent for seconds is killed."""
 
     def close(self) -> None:
         """Waits for launched steps and frees the device."""
