@@ -1,9 +1,11 @@
 """InferenceService: what clients call. `Generate` is the router's five stops, top to bottom."""
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 from ostrya.api.v1 import inference_pb2, inference_pb2_grpc
+from ostrya.errors import InvalidRequest
 from ostrya.router import convert
 from ostrya.router.admission import Admission
 from ostrya.router.answer import Answer
@@ -11,11 +13,14 @@ from ostrya.router.closing import Closing
 from ostrya.router.decide import Decider
 from ostrya.router.metrics import RouterMetrics
 from ostrya.router.observe import observed
+from ostrya.router.offload import Offload
 from ostrya.router.proxy import Job, Proxy
 from ostrya.router.served import ServedModel
-from ostrya.service.status import Context, translated
+from ostrya.service.status import Context, code_of, translated
 from ostrya.service.tracing import NO_TRACER, Tracer
 from ostrya.text.detokenize import Detokenizer
+
+log = logging.getLogger(__name__)
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -29,6 +34,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         decider: Decider,
         proxy: Proxy,
         closing: Closing,
+        bounds: convert.Bounds,
+        offload: Offload,
         metrics: RouterMetrics,
         draw_seed: Callable[[], int],
         clock: Callable[[], float],
@@ -39,10 +46,24 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._decider = decider
         self._proxy = proxy
         self._closing = closing
+        self._bounds = bounds
+        self._offload = offload
         self._metrics = metrics
         self._draw_seed = draw_seed
         self._clock = clock
         self._tracer = tracer
+
+    def refuse_giant(self, request: object) -> None:
+        """InvalidRequest for a request that is too large to go through; the server asks before any method sees it."""
+        if not isinstance(request, inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest):
+            return
+        try:
+            convert.refuse_giant(request, bounds=self._bounds, limits=self._served.limits())
+        except InvalidRequest as error:
+            if isinstance(request, inference_pb2.GenerateRequest):
+                self._metrics.requests.labels(code_of(error).name).inc()
+            log.info("request refused", extra={"fields": {"field": error.field, "value": error.value}})
+            raise
 
     @translated
     async def Generate(
@@ -57,7 +78,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         ):
             observation.request_id, observation.deadline = ticket.request_id, ticket.deadline
             limits = served.limits()
-            asked = convert.asked(request, model=served.name, limits=limits, draw_seed=self._draw_seed)
+            asked = await self._asked(request, limits)
             span.set({"gen_ai.request.model": served.name})
             with span.child("ostrya.tokenize"):
                 prompt = await served.tokens(asked.prompt)  # 2
@@ -88,8 +109,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """The ids a prompt becomes, exactly as Generate would see them."""
         with self._admission.admit(request_id="", remaining_s=context.time_remaining()):
-            prompt = convert.text_prompt(request, model=self._served.name)
-            return inference_pb2.TokenizeResponse(token_ids=await self._served.tokens(prompt))
+            served, bounds = self._served, self._bounds
+            prompt = await self._offload.run(
+                lambda: convert.text_prompt(request, model=served.name, bounds=bounds),
+                num_bytes=convert.num_bytes(request),
+            )
+            token_ids = await served.tokens(prompt)
+            return await self._offload.run(lambda: convert.tokenized(token_ids), num_bytes=4 * len(token_ids))
 
     @translated
     async def ListModels(
@@ -104,3 +130,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             num_replicas_ready=num_ready,
         )
         return inference_pb2.ListModelsResponse(models=[model])
+
+    async def _asked(self, request: inference_pb2.GenerateRequest, limits: convert.Limits) -> convert.Asked:
+        return await self._offload.run(
+            lambda: convert.asked(
+                request, model=self._served.name, bounds=self._bounds, limits=limits, draw_seed=self._draw_seed
+            ),
+            num_bytes=convert.num_bytes(request),
+        )

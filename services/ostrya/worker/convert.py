@@ -3,13 +3,13 @@
 A router has checked most of this already; a worker does not rely on it.
 """
 
-import math
 import secrets
 from collections.abc import Callable, Sequence
 
 from ostrya.api.v1 import common_pb2, worker_pb2
 from ostrya.engine.types import EngineInfo, EngineRequest, FinishReason, Load, RequestId, Sampling, SequenceOutput
 from ostrya.errors import InvalidRequest, UnknownModel
+from ostrya.service.bounds import MAX_STOP_TOKEN_IDS, check_drain_s, check_name, check_number
 
 MAX_TEMPERATURE = 100.0
 DEFAULT_TEMPERATURE = 1.0
@@ -35,7 +35,11 @@ def engine_request(
     draw_seed: Callable[[], int] = draw_seed,
 ) -> EngineRequest:
     """The checked request with every default filled in. InvalidRequest or UnknownModel, naming what is wrong."""
+    check_name("request_id", request.request_id)
+    check_name("cache_namespace", request.cache_namespace)
+    check_number("sampling.stop_token_ids", request.sampling.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids")
     if request.model not in ("", info.model):
+        check_name("model", request.model)
         raise UnknownModel(request.model, (info.model,))
     num_prompt = len(request.token_ids)
     if num_prompt == 0:
@@ -79,7 +83,7 @@ def _sampling(
         top_p=top_p,
         seed=params.seed if params.HasField("seed") else draw_seed(),
         max_tokens=max_tokens,
-        stop_token_ids=tuple(params.stop_token_ids),
+        stop_token_ids=frozenset(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
     )
 
@@ -96,11 +100,11 @@ def _number(value: float) -> str:
 
 
 def drain_timeout_s(request: worker_pb2.DrainRequest, *, default: float) -> float:
-    """How long a drain may take. InvalidRequest when that is negative or no number."""
-    timeout_s = request.timeout_s if request.HasField("timeout_s") else default
-    if not 0 <= timeout_s < math.inf:
-        raise InvalidRequest("timeout_s", _number(timeout_s), "0 or more seconds")
-    return timeout_s
+    """How long a drain may take. InvalidRequest when that is negative, no number, or more than a day."""
+    if not request.HasField("timeout_s"):
+        return default
+    check_drain_s(request.timeout_s)
+    return request.timeout_s
 
 
 def response(

@@ -170,7 +170,12 @@ class Ended(grpc.RpcError):
         return "full"
 
     def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
-        return ((status.DETAILS, status.to_status(Unavailable("full", retry_after_s=self._retry_after_s)).SerializeToString()),)
+        return (
+            (
+                status.DETAILS,
+                status.to_status(Unavailable("full", retry_after_s=self._retry_after_s)).SerializeToString(),
+            ),
+        )
 
 
 class FailingCall:

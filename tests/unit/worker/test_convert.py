@@ -48,7 +48,7 @@ def test_given_fields_are_taken_even_when_zero() -> None:
         temperature=0, top_k=3, top_p=0.5, seed=0, max_tokens=4, stop_token_ids=[9], ignore_eos=True
     )
     assert convert_request(sampling=given).sampling == Sampling(
-        temperature=0.0, top_k=3, top_p=0.5, seed=0, max_tokens=4, stop_token_ids=(9,), ignore_eos=True
+        temperature=0.0, top_k=3, top_p=0.5, seed=0, max_tokens=4, stop_token_ids=frozenset({9}), ignore_eos=True
     )
 
 
