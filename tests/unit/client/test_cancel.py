@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from typing import cast
 
 import grpc
 import pytest
@@ -169,13 +170,9 @@ class Ended(grpc.RpcError):
     def details(self) -> str:
         return "full"
 
-    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
-        return (
-            (
-                status.DETAILS,
-                status.to_status(Unavailable("full", retry_after_s=self._retry_after_s)).SerializeToString(),
-            ),
-        )
+    def trailing_metadata(self) -> "tuple[grpc._Metadatum, ...]":
+        told = status.to_status(Unavailable("full", retry_after_s=self._retry_after_s))
+        return cast("tuple[grpc._Metadatum, ...]", ((status.DETAILS, told.SerializeToString()),))
 
 
 class FailingCall:
