@@ -85,7 +85,7 @@ def refuse_giant(
             check_length(len(request.token_ids), max_tokens=None, limits=limits)
 
 
-def num_bytes(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> int:
+def request_bytes(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> int:
     """What going through the request costs, as bytes of text."""
     return request.ByteSize() + _MESSAGE_BYTES * len(request.messages)
 

@@ -112,7 +112,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             served, bounds = self._served, self._bounds
             prompt = await self._offload.run(
                 lambda: convert.text_prompt(request, model=served.name, bounds=bounds),
-                num_bytes=convert.num_bytes(request),
+                num_bytes=convert.request_bytes(request),
             )
             token_ids = await served.tokens(prompt)
             return await self._offload.run(lambda: convert.tokenized(token_ids), num_bytes=4 * len(token_ids))
@@ -136,5 +136,5 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             lambda: convert.asked(
                 request, model=self._served.name, bounds=self._bounds, limits=limits, draw_seed=self._draw_seed
             ),
-            num_bytes=convert.num_bytes(request),
+            num_bytes=convert.request_bytes(request),
         )
