@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ostrya.client import AsyncClient
@@ -117,6 +118,7 @@ def memory_mb(pid: int, what: str) -> int:
     return int(found[1]) // 1024
 
 
+@pytest.mark.alone
 async def test_six_giants_at_once_are_refused_with_field_and_limit_and_nobody_else_notices() -> None:
     async with router() as (target, pid), channel(target, max_message_bytes=64 << 20) as way:
         bystander, stop = Bystander(target), asyncio.Event()

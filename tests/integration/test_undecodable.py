@@ -95,7 +95,7 @@ async def test_health_lists_every_service_with_its_status() -> None:
 
 
 async def test_health_watches_no_service_of_an_endless_name() -> None:
-    watch = cast("MethodDescriptor", HEALTH.methods_by_name["Watch"])
+    watch = HEALTH.methods_by_name["Watch"]
     async with worker() as (way, _):
         request = health_pb2.HealthCheckRequest(service="x" * 257).SerializeToString()
         error = await failure_of(way, watch, request)
