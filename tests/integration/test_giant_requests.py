@@ -32,9 +32,9 @@ NUM_IDS = 8_000_000
 MODEL = "smollm2-135m-instruct"
 START_S = 60.0
 LONGEST_S = 3.0
-"""For a bystander; before there were bounds it was 16 s with an idle machine, and now it is a tenth of a second."""
+"""For a bystander; before there were bounds it was 28 s on a busy machine, and now it is a fifth of a second."""
 GROWTH_MB = 250
-"""Of the router; before, 1,250, and now 90."""
+"""Of the router; before, 1,250, and now 60 to 90."""
 
 
 def varint(number: int) -> bytes:

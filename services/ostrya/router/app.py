@@ -25,6 +25,7 @@ from ostrya.router.decide import Decider
 from ostrya.router.discovery import Discovery
 from ostrya.router.explain import DecisionLog
 from ostrya.router.fleet import Fleet
+from ostrya.router.gate import Gate
 from ostrya.router.metrics import KubernetesMetrics, RouterMetrics
 from ostrya.router.offload import Offload
 from ostrya.router.proxy import Proxy
@@ -77,6 +78,9 @@ class Router:
         self._kubernetes = KubernetesMetrics(registry) if settings.discovery == "kubernetes" else None
         self._discovery = Discovery(settings, fleet=fleet, chain=chain, clock=clock)
         self._tracker = Tracker(settings, fleet=fleet, index=index, clock=clock)
+        self._offload = offload = Offload()
+        served = ServedModel(name=name, tokenizer=tokenizer, fleet=fleet, offload=offload, clock=clock)
+        bounds = convert.Bounds(max_messages=settings.max_messages, max_prompt_bytes=settings.max_prompt_bytes)
         self._server = GrpcServer(
             settings.host,
             settings.port,
@@ -84,7 +88,7 @@ class Router:
             services=_SERVICES,
             max_connection_age_s=settings.max_connection_age_s,
             undecodable=metrics.undecodable.inc,
-            refuse=lambda request: self._inference.refuse_giant(request),
+            gate=Gate(served=served, bounds=bounds, metrics=metrics),
         )
         self._endpoint = MetricsEndpoint(registry, settings.host, settings.metrics_port)
         instance = f"{socket.gethostname()}:{settings.port}"
@@ -92,9 +96,8 @@ class Router:
             settings.otlp_endpoint, service="ostrya-router", instance=instance, pool=settings.pool
         )
         self._closing = Closing()
-        self._offload = offload = Offload()
-        self._inference = inference = InferenceServicer(
-            served=ServedModel(name=name, tokenizer=tokenizer, fleet=fleet, offload=offload, clock=clock),
+        inference = InferenceServicer(
+            served=served,
             admission=admission,
             decider=Decider(
                 fleet=fleet,
@@ -110,7 +113,7 @@ class Router:
                 fleet=fleet, room=room, metrics=metrics, model=name, settings=settings, offload=offload, clock=clock
             ),
             closing=self._closing,
-            bounds=convert.Bounds(max_messages=settings.max_messages, max_prompt_bytes=settings.max_prompt_bytes),
+            bounds=bounds,
             offload=offload,
             metrics=metrics,
             draw_seed=lambda: secrets.randbits(64),

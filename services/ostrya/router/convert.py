@@ -166,11 +166,12 @@ def _prompt(request: inference_pb2.GenerateRequest, bounds: Bounds, limits: Limi
 
 
 def _text(text: str, bounds: Bounds) -> str:
-    _check_bytes("text", len(text.encode()), bounds)
+    check_bytes("text", len(text.encode()), bounds)
     return text
 
 
-def _check_bytes(field: str, num_bytes: int, bounds: Bounds) -> None:
+def check_bytes(field: str, num_bytes: int, bounds: Bounds) -> None:
+    """InvalidRequest if a prompt has more bytes than it may."""
     if num_bytes > bounds.max_prompt_bytes:
         raise InvalidRequest(field, f"{num_bytes} bytes long", f"at most {bounds.max_prompt_bytes} bytes")
 
@@ -187,7 +188,7 @@ def _messages(messages: Sequence[inference_pb2.ChatMessage], bounds: Bounds) -> 
             raise InvalidRequest(f"messages[{position}].role", repr(message.role[:32]), ", ".join(ROLES))
         turns.append(Message(role=message.role, content=message.content))
         num_bytes += len(turns[-1].content.encode())
-    _check_bytes("messages", num_bytes, bounds)
+    check_bytes("messages", num_bytes, bounds)
     if not turns[-1].content:
         raise InvalidRequest(f"messages[{len(turns) - 1}].content", "empty", "at least one character")
     return tuple(turns)

@@ -1,11 +1,9 @@
 """InferenceService: what clients call. `Generate` is the router's five stops, top to bottom."""
 
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 from ostrya.api.v1 import inference_pb2, inference_pb2_grpc
-from ostrya.errors import InvalidRequest
 from ostrya.router import convert
 from ostrya.router.admission import Admission
 from ostrya.router.answer import Answer
@@ -16,11 +14,9 @@ from ostrya.router.observe import observed
 from ostrya.router.offload import Offload
 from ostrya.router.proxy import Job, Proxy
 from ostrya.router.served import ServedModel
-from ostrya.service.status import Context, code_of, translated
+from ostrya.service.status import Context, translated
 from ostrya.service.tracing import NO_TRACER, Tracer
 from ostrya.text.detokenize import Detokenizer
-
-log = logging.getLogger(__name__)
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -52,18 +48,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._draw_seed = draw_seed
         self._clock = clock
         self._tracer = tracer
-
-    def refuse_giant(self, request: object) -> None:
-        """InvalidRequest for a request that is too large to go through; the server asks before any method sees it."""
-        if not isinstance(request, inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest):
-            return
-        try:
-            convert.refuse_giant(request, bounds=self._bounds, limits=self._served.limits())
-        except InvalidRequest as error:
-            if isinstance(request, inference_pb2.GenerateRequest):
-                self._metrics.requests.labels(code_of(error).name).inc()
-            log.info("request refused", extra={"fields": {"field": error.field, "value": error.value}})
-            raise
 
     @translated
     async def Generate(

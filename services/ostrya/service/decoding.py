@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -33,8 +33,25 @@ _Unary: TypeAlias = Callable[[object, status.Context], Awaitable[object]]
 _Stream: TypeAlias = Callable[[object, status.Context], AsyncGenerator[object, None]]
 
 
-Refuse: TypeAlias = Callable[[object], None]
-"""Looks at a decoded request, on the event loop; raises InvalidRequest for a giant."""
+class Gate(Protocol):
+    """What a service has against requests, whatever they ask for. Asked on the event loop, so it must be quick."""
+
+    def check_raw(self, method: str, raw: bytes) -> None:
+        """InvalidRequest for what should not even be decoded."""
+
+    def check(self, request: object) -> None:
+        """InvalidRequest for what should be let go of at once."""
+
+
+class NoGate:
+    """Lets everything through."""
+
+    def check_raw(self, method: str, raw: bytes) -> None: ...
+
+    def check(self, request: object) -> None: ...
+
+
+NO_GATE: Gate = NoGate()
 
 
 class _Refused:
@@ -48,9 +65,9 @@ class Decoding(grpc.aio.ServerInterceptor):
     """Between gRPC and every async servicer method. `count` hears of each call whose bytes do not decode."""
 
     def __init__(
-        self, count: Callable[[], object], *, refuse: Refuse, clock: Callable[[], float] = time.monotonic
+        self, count: Callable[[], object], *, gate: Gate = NO_GATE, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._count, self._refuse, self._clock = count, refuse, clock
+        self._count, self._gate, self._clock = count, gate, clock
         self._guarded: dict[str, Handler] = {}
         self._num_unlogged = 0
         self._logged_at = float("-inf")
@@ -71,7 +88,7 @@ class Decoding(grpc.aio.ServerInterceptor):
     def _guard(self, method: str, handler: Handler) -> Handler:
         if handler.request_deserializer is None:
             return handler
-        decode, encode = _tolerant(handler.request_deserializer, self._refuse), handler.response_serializer
+        decode, encode = _tolerant(method, handler.request_deserializer, self._gate), handler.response_serializer
         if handler.unary_unary is not None and inspect.iscoroutinefunction(handler.unary_unary):
             unary = self._one(method, cast("_Unary", handler.unary_unary))
             return grpc.unary_unary_rpc_method_handler(unary, decode, encode)
@@ -130,11 +147,12 @@ class Decoding(grpc.aio.ServerInterceptor):
         await status.abort(context, InvalidRequest("request", shown, f"the request message of {method}"))
 
 
-def _tolerant(decode: Callable[[bytes], object], refuse: Refuse) -> Callable[[bytes], object]:
+def _tolerant(method: str, decode: Callable[[bytes], object], gate: Gate) -> Callable[[bytes], object]:
     def decoded(raw: bytes) -> object:
         try:
+            gate.check_raw(method, raw)
             message = decode(raw)
-            refuse(message)
+            gate.check(message)
         except DecodeError:
             return _Refused(len(raw))
         except InvalidRequest as error:

@@ -13,7 +13,7 @@ from grpc_health.v1._async import HealthServicer
 from ostrya.errors import InvalidRequest
 from ostrya.service import reflection
 from ostrya.service.bounds import check_name
-from ostrya.service.decoding import Decoding, Refuse
+from ostrya.service.decoding import NO_GATE, Decoding, Gate
 from ostrya.service.status import Context, abort
 
 # A client may ping every 10 s, with or without a call; the default of 300 s answers GOAWAY too_many_pings.
@@ -40,9 +40,9 @@ class GrpcServer:
         services: Sequence[str],
         max_connection_age_s: float = 0.0,
         undecodable: Callable[[], object] = lambda: None,
-        refuse: Refuse = lambda _: None,
+        gate: Gate = NO_GATE,
     ) -> None:
-        """`undecodable` is called for each request whose bytes are not its method's message, `refuse` with others."""
+        """`undecodable` hears of each request whose bytes are not its method's message; `gate` is asked about each."""
         options = [
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
@@ -56,7 +56,7 @@ class GrpcServer:
             # GOAWAY sends new calls to a new connection. The old one ends with its last stream, however long that
             # takes: gRPC's grace is endless unless set, and no stream is worth cutting for the sake of balance.
             options.append(("grpc.max_connection_age_ms", round(max_connection_age_s * 1000)))
-        self.server = grpc.aio.server(options=options, interceptors=(Decoding(undecodable, refuse=refuse),))
+        self.server = grpc.aio.server(options=options, interceptors=(Decoding(undecodable, gate=gate),))
         self._host, self._port = host, port
         self._services = ("", *services)
         self._health = _Health()

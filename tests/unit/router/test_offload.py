@@ -39,6 +39,7 @@ async def test_giants_wait_for_each_other_and_the_rest_does_not_wait_for_them(of
     assert await offload.in_thread(lambda: "through", num_bytes=SMALL_BYTES + 1) == "through"
     assert not begun.acquire(blocking=False), "two at a time"
     giants[4].cancel()
+    await asyncio.wait({giants[4]})
     may_end.set()
     assert await asyncio.gather(*giants[:4]) == [True] * 4
     assert sum(begun.acquire(blocking=False) for _ in range(3)) == 2, "what was cancelled never began"
