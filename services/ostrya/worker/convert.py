@@ -12,6 +12,8 @@ from ostrya.errors import InvalidRequest, UnknownModel
 from ostrya.service.bounds import MAX_STOP_TOKEN_IDS, check_drain_s, check_name, check_number
 
 MAX_TEMPERATURE = 100.0
+SLICE = 16_384
+"""Token ids that are gone through in one go: a millisecond in which no other thread runs."""
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_TOP_P = 1.0
 
@@ -49,10 +51,9 @@ def engine_request(
             f"at most {info.context_tokens - 1}, one below the context of {info.context_tokens}; shorten the prompt"
         )
         raise InvalidRequest("token_ids", f"{num_prompt} tokens long", allowed)
-    _check_vocabulary(request.token_ids, "token_ids", info)
     return EngineRequest(
         request_id=request_id,
-        token_ids=list(request.token_ids),
+        token_ids=_token_ids(request.token_ids, "token_ids", info),
         sampling=_sampling(request.sampling, num_prompt=num_prompt, info=info, draw_seed=draw_seed),
         cache_namespace=request.cache_namespace,
     )
@@ -76,22 +77,26 @@ def _sampling(
     if max_tokens > room:
         allowed = f"at most {room} with this prompt, as the context has {info.context_tokens} tokens"
         raise InvalidRequest("sampling.max_tokens", f"{max_tokens} with a prompt of {num_prompt} tokens", allowed)
-    _check_vocabulary(params.stop_token_ids, "sampling.stop_token_ids", info)
     return Sampling(
         temperature=temperature,
         top_k=params.top_k,
         top_p=top_p,
         seed=params.seed if params.HasField("seed") else draw_seed(),
         max_tokens=max_tokens,
-        stop_token_ids=frozenset(params.stop_token_ids),
+        stop_token_ids=frozenset(_token_ids(params.stop_token_ids, "sampling.stop_token_ids", info)),
         ignore_eos=params.ignore_eos,
     )
 
 
-def _check_vocabulary(token_ids: Sequence[int], field: str, info: EngineInfo) -> None:
-    if token_ids and max(token_ids) >= info.vocab_size:
-        index, value = next((i, value) for i, value in enumerate(token_ids) if value >= info.vocab_size)
-        raise InvalidRequest(f"{field}[{index}]", value, f"0 to {info.vocab_size - 1}, the model's vocabulary")
+def _token_ids(token_ids: Sequence[int], field: str, info: EngineInfo) -> list[int]:
+    checked: list[int] = []
+    for first in range(0, len(token_ids), SLICE):
+        piece = list(token_ids[first : first + SLICE])
+        if max(piece) >= info.vocab_size:
+            index, value = next((i, value) for i, value in enumerate(piece, start=first) if value >= info.vocab_size)
+            raise InvalidRequest(f"{field}[{index}]", value, f"0 to {info.vocab_size - 1}, the model's vocabulary")
+        checked += piece
+    return checked
 
 
 def _number(value: float) -> str:
