@@ -45,9 +45,10 @@ CASES: tuple[tuple[str, Request, grpc.StatusCode, tuple[str, ...]], ...] = (
         ("100", str(CONTEXT)),
     ),
     ("token id", Request(token_ids=[1, VOCAB]), INVALID, ("token_ids", str(VOCAB))),
-    ("far too long text", Request(text="frost 7 " * 900_000), INVALID, ("prompt", "more than", str(CONTEXT))),
+    ("far too long text", Request(text="frost 7 " * 500_000), INVALID, ("prompt", "more than", str(CONTEXT))),
+    ("a giant text", Request(text="frost 7 " * 900_000), INVALID, ("text", "7200000 bytes", str(4 << 20))),
     ("unknown model", Request(text="a", model="gpt-5"), grpc.StatusCode.NOT_FOUND, ("gpt-5", "smollm2-135m-instruct")),
-    ("a long name", Request(text="a", model="g" * 9000), grpc.StatusCode.NOT_FOUND, ("smollm2-135m-instruct",)),
+    ("a long name", Request(text="a", model="g" * 9000), INVALID, ("model", "9000 characters", "256")),
     ("request id", Request(text="a", request_id="a b"), INVALID, ("'a b'", "without spaces")),
     ("bytes", Request(text="x" * (9 << 20)), grpc.StatusCode.RESOURCE_EXHAUSTED, (str(8 << 20),)),
 )

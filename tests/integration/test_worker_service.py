@@ -5,6 +5,7 @@ import importlib.metadata
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -22,6 +23,7 @@ from ostrya.prefix.chain import ChainKey, self_test
 from ostrya.service.server import LIVENESS, GrpcServer, channel
 from ostrya.service.status import DETAILS
 from ostrya.state import keys
+from ostrya.worker import convert
 from ostrya.worker.app import SERVICE
 from ostrya.worker.metrics import WorkerMetrics
 from ostrya.worker.running import RETRY_ELSEWHERE_S
@@ -172,6 +174,22 @@ async def test_answer_carries_usage_first_and_last_and_load_always(fast: Served)
     assert not any(m.HasField("usage") or m.finish_reason for m in again[1:-1])
     assert all(m.load.total_pages == 256 for m in messages + again)
     assert last.load.hit_tokens_total == 8
+
+
+async def test_a_long_prompt_is_gone_through_off_the_event_loop(fast: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked_by: list[int] = []
+
+    def noted(*arguments: object, **named: object) -> object:
+        checked_by.append(threading.get_ident())
+        return engine_request(*arguments, **named)  # type: ignore[arg-type]
+
+    engine_request = convert.engine_request
+    monkeypatch.setattr(convert, "engine_request", noted)
+    short = await read(fast.stub.Generate(ask(prompt=12)))
+    monkeypatch.setattr(convert, "SLICE", 5)
+    long = await read(fast.stub.Generate(ask(prompt=12)))
+    assert [t for m in short for t in m.token_ids] == [t for m in long for t in m.token_ids]
+    assert [one == threading.get_ident() for one in checked_by] == [True, False]
 
 
 async def test_info_names_limits_and_the_chain_self_test(fast: Served) -> None:

@@ -3,7 +3,8 @@ cancels its request."""
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, Unpack
 
@@ -16,6 +17,7 @@ from ostrya.client.request import GenerateOptions, Message, chat_messages, gener
 
 Request = TypeVar("Request", contravariant=True)
 Response = TypeVar("Response", covariant=True)
+T = TypeVar("T")
 
 
 class _Unary(Protocol[Request, Response]):
@@ -134,7 +136,8 @@ class AsyncClient:
 
 
 class AsyncStream(Answer, AsyncIterator[Chunk]):
-    """One answer, chunk by chunk. Closing it before its end cancels the request."""
+    """One answer, chunk by chunk. Closing it before its end cancels the request, and so does cancelling whoever reads
+    it, at whatever moment; the stream has then ended."""
 
     def __init__(self, open_call: Callable[[float | None], _Call], attempts: Attempts, peer: Peer) -> None:
         super().__init__()
@@ -142,27 +145,12 @@ class AsyncStream(Answer, AsyncIterator[Chunk]):
         self._closed = asyncio.Event()
         self._open()
 
-    async def __anext__(self) -> Chunk:
-        while not self._closed.is_set():
-            try:
-                response = await self._messages.__anext__()
-                self._peer.has_answered = True
-                return self.absorb(response)
-            except asyncio.CancelledError:
-                # gRPC cancels the reader of a call that somebody else closed; that is an end, not a cancel.
-                if not self._closed.is_set():
-                    raise
-                break
-            except grpc.RpcError as rpc:
-                if self._closed.is_set():
-                    break
-                await self._wait_for_next_try(rpc)
-            self._open()
-        raise StopAsyncIteration
+    def __anext__(self) -> "_Read[Chunk]":
+        return _Read(self._next(), cancelled=self.close)
 
-    async def read(self) -> str:
+    def read(self) -> "_Read[str]":
         """The text from here to the end."""
-        return "".join([chunk.text async for chunk in self])
+        return _Read(self._rest(), cancelled=self.close)
 
     def close(self) -> None:
         """Cancels the request unless it has ended. The stream then ends without an error."""
@@ -177,6 +165,36 @@ class AsyncStream(Answer, AsyncIterator[Chunk]):
     ) -> None:
         self.close()
 
+    async def _rest(self) -> str:
+        return "".join([chunk.text async for chunk in self])
+
+    async def _next(self) -> Chunk:
+        try:
+            return await self._chunk()
+        except (asyncio.CancelledError, GeneratorExit):
+            # gRPC does so itself, but not when the cancel meets it between sending and receiving.
+            self.close()
+            raise
+
+    async def _chunk(self) -> Chunk:
+        while not self._closed.is_set():
+            try:
+                response = await self._messages.__anext__()
+                self._peer.has_answered = True
+                return self.absorb(response)
+            except asyncio.CancelledError:
+                # gRPC cancels the reader of a call that somebody else closed; that is an end, not a cancel.
+                if not self._closed.is_set() or _is_cancelled():
+                    raise
+                break
+            except grpc.RpcError as rpc:
+                if self._closed.is_set():
+                    break
+                await self._wait_for_next_try(rpc)
+            if not self._closed.is_set():
+                self._open()
+        raise StopAsyncIteration
+
     def _open(self) -> None:
         self._call = self._open_call(self._attempts.remaining_s())
         self._messages = self._call.__aiter__()
@@ -187,7 +205,47 @@ class AsyncStream(Answer, AsyncIterator[Chunk]):
         error = self._peer.failure(rpc)
         if self.started:
             raise error from rpc
-        await asyncio.sleep(self._attempts.delay_after(error))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._attempts.delay_after(error)):
+                await self._closed.wait()
+
+
+class _Read(Coroutine[object, None, T]):
+    """A read that also hears of a cancel before its first step: asyncio tells a coroutine nothing of that which code
+    inside it could see."""
+
+    def __init__(self, inner: Coroutine[object, None, T], *, cancelled: Callable[[], None]) -> None:
+        self._inner, self._cancelled = inner, cancelled
+        self._has_begun = False
+
+    def __await__(self) -> Generator[object, None, T]:
+        return self._inner.__await__()
+
+    def send(self, value: None, /) -> object:
+        self._has_begun = True
+        return self._inner.send(value)
+
+    def throw(
+        self,
+        kind: type[BaseException] | BaseException,
+        value: BaseException | object = None,
+        trace: TracebackType | None = None,
+        /,
+    ) -> object:
+        if not self._has_begun:
+            self._cancelled()
+        if not isinstance(kind, BaseException):
+            kind = value if isinstance(value, BaseException) else kind()
+        return self._inner.throw(kind)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody wants the running task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _abandon(loop: asyncio.AbstractEventLoop, call: _Call) -> None:

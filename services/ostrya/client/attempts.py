@@ -4,11 +4,12 @@ time. A router that ends or starts again is met that way; nothing is tried again
 import json
 import time
 from collections.abc import Callable
+from math import isnan
 from typing import TypeAlias, cast
 
 import grpc
 
-from ostrya.errors import OstryaError, Unavailable
+from ostrya.errors import InvalidRequest, OstryaError, Unavailable
 from ostrya.service import status
 
 MAX_TRIES = 3
@@ -22,6 +23,9 @@ PATIENCE_S = 15.0
 # Requests go round all routers of a target that has several (DNS, or `ipv4:host:port,host:port`). Health makes a router
 # that is about to end leave the round before it refuses calls.
 _SERVICE_CONFIG = {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
+
+ENDLESS_S = 365 * 86_400.0
+"""A longer timeout is none; gRPC would take one of centuries for one that has passed."""
 
 OnRetry: TypeAlias = Callable[[OstryaError, float], None]
 """Is told why a try failed and how many seconds pass before the next."""
@@ -88,7 +92,9 @@ class Attempts:
         on_retry: OnRetry | None = None,
     ) -> None:
         self._peer, self._clock, self._on_retry = peer, clock, on_retry
-        self._deadline = None if timeout_s is None else clock() + timeout_s
+        if timeout_s is not None and isnan(timeout_s):
+            raise InvalidRequest("timeout_s", timeout_s, "seconds, or none for no limit")
+        self._deadline = None if timeout_s is None or timeout_s > ENDLESS_S else clock() + timeout_s
         self._tries = 1
         self._unreached = 0
         self._unreached_since = 0.0

@@ -151,7 +151,12 @@ class Stream(Answer, Iterator[Chunk]):
                 if self._closed.is_set():
                     break
                 self._wait_for_next_try(rpc)
-            self._call = self._open_call(self._attempts.remaining_s())
+            except BaseException:
+                # Ctrl-C: an exception that whoever reads does not expect, so it may keep the stream and forget it.
+                self.close()
+                raise
+            if not self._closed.is_set():
+                self._open_again()
         raise StopIteration
 
     def read(self) -> str:
@@ -171,8 +176,14 @@ class Stream(Answer, Iterator[Chunk]):
     ) -> None:
         self.close()
 
+    def _open_again(self) -> None:
+        self._call = self._open_call(self._attempts.remaining_s())
+        if self._closed.is_set():
+            # Whoever closed meanwhile has met the call before.
+            self._call.cancel()
+
     def _wait_for_next_try(self, rpc: grpc.RpcError) -> None:
         error = self._peer.failure(rpc)
         if self.started:
             raise error from rpc
-        time.sleep(self._attempts.delay_after(error))
+        self._closed.wait(self._attempts.delay_after(error))

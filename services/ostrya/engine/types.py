@@ -27,7 +27,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     """u64. The noise of the token at absolute position p depends on (seed, p) alone."""
     max_tokens: int
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
 
 

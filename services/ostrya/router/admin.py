@@ -19,6 +19,7 @@ from ostrya.errors import InvalidRequest, NotFound, OstryaError, Unavailable
 from ostrya.router.explain import DecisionLog, candidates
 from ostrya.router.fleet import Fleet, ReplicaRow
 from ostrya.router.types import Candidate, KnowledgeLevel, Load, ReplicaState, WorkerId
+from ostrya.service.bounds import check_drain_s, check_name
 from ostrya.service.server import channel
 from ostrya.service.status import Context, error_of, innermost, is_ours, translated, with_retry
 from ostrya.state.keys import SCHEMA
@@ -39,6 +40,8 @@ _LEVELS = {
     KnowledgeLevel.NO_LOAD: admin_pb2.KNOWLEDGE_LEVEL_NO_LOAD,
 }
 
+
+_MAX_NAMED = 16
 
 _ANSWER_S = 5.0
 """For what a worker does at once, and on top of the time it may take to drain."""
@@ -87,6 +90,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ExplainRouteRequest, context: Context
     ) -> admin_pb2.ExplainRouteResponse:
         """One decision with every replica's terms; NOT_FOUND after ten minutes."""
+        check_name("decision_id", request.decision_id)
         decision = self._decisions.get(request.decision_id)
         return admin_pb2.ExplainRouteResponse(
             decision_id=decision.decision_id,
@@ -126,6 +130,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.DrainReplicaResponse:
         """Answers when the worker is empty. If this call ends earlier, the worker stays cordoned."""
         timeout_s = request.timeout_s if request.HasField("timeout_s") else None
+        if timeout_s is not None:
+            check_drain_s(timeout_s)
         asked = worker_pb2.DrainRequest(timeout_s=timeout_s)
         async with self._worker(request.worker_id) as worker:
             answer = await worker.Drain(asked, timeout=None if timeout_s is None else timeout_s + _ANSWER_S)
@@ -153,10 +159,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     @asynccontextmanager
     async def _worker(self, worker_id: str) -> AsyncIterator["WorkerServiceAsyncStub"]:
         """A way to the worker of its own: the fleet's channel may be replaced, and closed, during a long drain."""
+        check_name("worker_id", worker_id)
         info = self._fleet.info(WorkerId(worker_id))
         if info is None:
-            known = ", ".join(row.info.worker_id for row in self._fleet.replicas())
-            raise NotFound(f"replica {worker_id[:64]!r} is not known here; replicas: {known or 'none'}")
+            known = [row.info.worker_id for row in self._fleet.replicas()]
+            # Messages travel in headers, which are bounded.
+            more = [f"and {len(known) - _MAX_NAMED} more"] if len(known) > _MAX_NAMED else []
+            shown = ", ".join([*known[:_MAX_NAMED], *more])
+            raise NotFound(f"replica {worker_id[:64]!r} is not known here; replicas: {shown or 'none'}")
         async with channel(info.address, max_message_bytes=self._max_message_bytes) as way:
             stub: WorkerServiceAsyncStub = WorkerServiceStub(way)
             try:

@@ -11,6 +11,9 @@ from ostrya.errors import DeadlineExceeded, InvalidRequest, Overloaded
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
+_ENDLESS_S = 365 * 86_400.0
+"""A longer deadline is none; gRPC would take one of centuries, sent on, for one that has passed."""
+
 RETRY_AFTER_S = 0.5
 """A full router frees places all the time; half a second spreads those who come back."""
 
@@ -45,7 +48,7 @@ class Admission:
             raise InvalidRequest(
                 "request_id", ascii(request_id[:128]), "1 to 128 printable ASCII characters without spaces"
             )
-        if remaining_s is not None and remaining_s <= 0:
+        if remaining_s is not None and not remaining_s > 0:  # also for NaN
             raise DeadlineExceeded("the request's deadline passed before it was admitted")
         if self.in_flight >= self._max_in_flight:
             raise Overloaded(
@@ -58,7 +61,7 @@ class Admission:
                 request_id=request_id or uuid.uuid4().hex,
                 tenant="default",
                 namespace="",
-                deadline=math.inf if remaining_s is None else self._clock() + remaining_s,
+                deadline=math.inf if remaining_s is None or remaining_s > _ENDLESS_S else self._clock() + remaining_s,
             )
         finally:
             self.in_flight -= 1

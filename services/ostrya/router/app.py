@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from ostrya.api.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from ostrya.prefix.chain import ChainKey
 from ostrya.prefix.index import PrefixIndex
+from ostrya.router import convert
 from ostrya.router.admin import AdminServicer, Status
 from ostrya.router.admission import Admission
 from ostrya.router.closing import Closing
@@ -24,7 +25,9 @@ from ostrya.router.decide import Decider
 from ostrya.router.discovery import Discovery
 from ostrya.router.explain import DecisionLog
 from ostrya.router.fleet import Fleet
+from ostrya.router.gate import Gate
 from ostrya.router.metrics import KubernetesMetrics, RouterMetrics
+from ostrya.router.offload import Offload
 from ostrya.router.proxy import Proxy
 from ostrya.router.served import ServedModel
 from ostrya.router.servicer import InferenceServicer
@@ -75,12 +78,17 @@ class Router:
         self._kubernetes = KubernetesMetrics(registry) if settings.discovery == "kubernetes" else None
         self._discovery = Discovery(settings, fleet=fleet, chain=chain, clock=clock)
         self._tracker = Tracker(settings, fleet=fleet, index=index, clock=clock)
+        self._offload = offload = Offload()
+        served = ServedModel(name=name, tokenizer=tokenizer, fleet=fleet, offload=offload, clock=clock)
+        bounds = convert.Bounds(max_messages=settings.max_messages, max_prompt_bytes=settings.max_prompt_bytes)
         self._server = GrpcServer(
             settings.host,
             settings.port,
             max_message_bytes=settings.max_message_bytes,
             services=_SERVICES,
             max_connection_age_s=settings.max_connection_age_s,
+            undecodable=metrics.undecodable.inc,
+            gate=Gate(served=served, bounds=bounds, metrics=metrics),
         )
         self._endpoint = MetricsEndpoint(registry, settings.host, settings.metrics_port)
         instance = f"{socket.gethostname()}:{settings.port}"
@@ -89,7 +97,7 @@ class Router:
         )
         self._closing = Closing()
         inference = InferenceServicer(
-            served=ServedModel(name=name, tokenizer=tokenizer, fleet=fleet, clock=clock),
+            served=served,
             admission=admission,
             decider=Decider(
                 fleet=fleet,
@@ -97,11 +105,16 @@ class Router:
                 chain=chain,
                 decisions=decisions,
                 metrics=metrics,
+                offload=offload,
                 long_request_tokens=settings.long_request_tokens,
                 clock=clock,
             ),
-            proxy=Proxy(fleet=fleet, room=room, metrics=metrics, model=name, settings=settings, clock=clock),
+            proxy=Proxy(
+                fleet=fleet, room=room, metrics=metrics, model=name, settings=settings, offload=offload, clock=clock
+            ),
             closing=self._closing,
+            bounds=bounds,
+            offload=offload,
             metrics=metrics,
             draw_seed=lambda: secrets.randbits(64),
             clock=clock,
@@ -127,6 +140,7 @@ class Router:
         """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._tracer.close)
+            stack.push_async_callback(asyncio.to_thread, self._offload.close)
             stack.push_async_callback(self.fleet.close)
             stack.push_async_callback(self._discovery.close)
             stack.push_async_callback(self._tracker.close)

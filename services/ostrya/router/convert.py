@@ -1,7 +1,8 @@
 """Protobuf at the edge only: client requests become typed values here, checked; worker requests are made here.
 
-Every refusal names field, value and allowed range. What needs the prompt's length is checked by `check_length` once the
-text has become tokens.
+Every refusal names field, value and allowed range. `refuse_giant` comes first and costs the same for any request; the
+rest goes through what it let pass, in slices, so that it may run in a thread (offload.py). What needs the prompt's
+length is checked by `check_length` once the text has become tokens.
 """
 
 from array import array
@@ -11,12 +12,30 @@ from typing import TypeAlias
 
 from ostrya.api.v1 import common_pb2, inference_pb2, worker_pb2
 from ostrya.errors import InvalidRequest, UnknownModel
+from ostrya.service.bounds import MAX_STOP_TOKEN_IDS, check_name, check_number
 from ostrya.text.chat import Message
 
 MAX_TEMPERATURE = 100.0
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 ROLES = ("system", "user", "assistant")
+
+_ID_BYTES = 4
+"""What a token id counts towards `max_prompt_bytes`; as text it would be about as much."""
+
+_MESSAGE_BYTES = 64
+"""What going through a message costs besides its text, as bytes of text."""
+
+_SLICE = 16_384
+"""Token ids that are packed in one go: a third of a millisecond in which no other thread runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What one request may bring, whatever the model takes (settings.py)."""
+
+    max_messages: int
+    max_prompt_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +72,61 @@ class Asked:
     stop: tuple[str, ...]
 
 
-def asked(request: inference_pb2.GenerateRequest, *, model: str, limits: Limits, draw_seed: Callable[[], int]) -> Asked:
+def refuse_giant(
+    request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, *, bounds: Bounds, limits: Limits
+) -> None:
+    """InvalidRequest if a list is longer than it may be. After it, going through the request is bounded work."""
+    check_number("messages", request.messages, bounds.max_messages, "messages")
+    if isinstance(request, inference_pb2.GenerateRequest):
+        check_number("stop", request.stop, MAX_STOPS, "strings")
+        check_number("sampling.stop_token_ids", request.sampling.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids")
+        check_number("token_ids", request.token_ids, bounds.max_prompt_bytes // _ID_BYTES, "ids")
+        if len(request.token_ids) >= limits.context_tokens:
+            check_length(len(request.token_ids), max_tokens=None, limits=limits)
+
+
+def request_bytes(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> int:
+    """What going through the request costs, as bytes of text."""
+    return request.ByteSize() + _MESSAGE_BYTES * len(request.messages)
+
+
+def asked(
+    request: inference_pb2.GenerateRequest,
+    *,
+    model: str,
+    bounds: Bounds,
+    limits: Limits,
+    draw_seed: Callable[[], int],
+) -> Asked:
     """The typed request. InvalidRequest or UnknownModel, naming what is wrong; a seed is drawn if there is none."""
     check_model(request.model, known=model)
     return Asked(
-        prompt=_prompt(request, limits),
+        prompt=_prompt(request, bounds, limits),
         sampling=_sampling(request.sampling, limits, draw_seed),
         stop=_stop(request.stop),
     )
 
 
-def text_prompt(request: inference_pb2.TokenizeRequest, *, model: str) -> str | tuple[Message, ...]:
+def text_prompt(request: inference_pb2.TokenizeRequest, *, model: str, bounds: Bounds) -> str | tuple[Message, ...]:
     """What is to be tokenized."""
     check_model(request.model, known=model)
     given = [name for name, there in (("text", request.HasField("text")), ("messages", request.messages)) if there]
     _exactly_one(given, "text, messages")
-    return request.text if given == ["text"] else _messages(request.messages)
+    return _text(request.text, bounds) if given == ["text"] else _messages(request.messages, bounds)
+
+
+def tokenized(token_ids: "array[int]") -> inference_pb2.TokenizeResponse:
+    """The answer to Tokenize."""
+    response = inference_pb2.TokenizeResponse()
+    for first in range(0, len(token_ids), _SLICE):
+        response.token_ids.extend(token_ids[first : first + _SLICE])
+    return response
 
 
 def check_model(name: str, *, known: str) -> None:
-    """UnknownModel unless `name` is the pool's model, or empty."""
+    """UnknownModel unless `name` is the pool's model, or empty; InvalidRequest if no model could be called so."""
     if name and name != known:
+        check_name("model", name)
         raise UnknownModel(name, (known,))
 
 
@@ -94,7 +147,7 @@ def check_length(num_tokens: int, *, max_tokens: int | None, limits: Limits) -> 
         )
 
 
-def _prompt(request: inference_pb2.GenerateRequest, limits: Limits) -> Prompt:
+def _prompt(request: inference_pb2.GenerateRequest, bounds: Bounds, limits: Limits) -> Prompt:
     there = (
         ("text", request.HasField("text")),
         ("messages", len(request.messages) > 0),
@@ -105,10 +158,22 @@ def _prompt(request: inference_pb2.GenerateRequest, limits: Limits) -> Prompt:
     if given == ["token_ids"]:
         return _token_ids(request.token_ids, "token_ids", limits)
     if given == ["messages"]:
-        return _messages(request.messages)
-    if not request.text:
+        return _messages(request.messages, bounds)
+    text = _text(request.text, bounds)
+    if not text:
         raise InvalidRequest("text", "empty", "at least one character")
-    return request.text
+    return text
+
+
+def _text(text: str, bounds: Bounds) -> str:
+    check_bytes("text", len(text.encode()), bounds)
+    return text
+
+
+def check_bytes(field: str, num_bytes: int, bounds: Bounds) -> None:
+    """InvalidRequest if a prompt has more bytes than it may."""
+    if num_bytes > bounds.max_prompt_bytes:
+        raise InvalidRequest(field, f"{num_bytes} bytes long", f"at most {bounds.max_prompt_bytes} bytes")
 
 
 def _exactly_one(given: Sequence[str], kinds: str) -> None:
@@ -116,20 +181,27 @@ def _exactly_one(given: Sequence[str], kinds: str) -> None:
         raise InvalidRequest("prompt", f"given as {' and '.join(given) or 'nothing'}", f"exactly one of {kinds}")
 
 
-def _messages(messages: Sequence[inference_pb2.ChatMessage]) -> tuple[Message, ...]:
+def _messages(messages: Sequence[inference_pb2.ChatMessage], bounds: Bounds) -> tuple[Message, ...]:
+    turns, num_bytes = [], 0
     for position, message in enumerate(messages):
         if message.role not in ROLES:
             raise InvalidRequest(f"messages[{position}].role", repr(message.role[:32]), ", ".join(ROLES))
-    if not messages[-1].content:
-        raise InvalidRequest(f"messages[{len(messages) - 1}].content", "empty", "at least one character")
-    return tuple(Message(role=message.role, content=message.content) for message in messages)
+        turns.append(Message(role=message.role, content=message.content))
+        num_bytes += len(turns[-1].content.encode())
+    check_bytes("messages", num_bytes, bounds)
+    if not turns[-1].content:
+        raise InvalidRequest(f"messages[{len(turns) - 1}].content", "empty", "at least one character")
+    return tuple(turns)
 
 
 def _token_ids(token_ids: Sequence[int], field: str, limits: Limits) -> "array[int]":
-    packed = array("I", token_ids)
-    if packed and max(packed) >= limits.vocab_size:
-        position, value = next((i, id) for i, id in enumerate(packed) if id >= limits.vocab_size)
-        raise InvalidRequest(f"{field}[{position}]", value, f"0 to {limits.vocab_size - 1}, the model's vocabulary")
+    packed = array("I")
+    for first in range(0, len(token_ids), _SLICE):
+        piece = array("I", token_ids[first : first + _SLICE])
+        if max(piece) >= limits.vocab_size:
+            position, value = next((i, id) for i, id in enumerate(piece, start=first) if id >= limits.vocab_size)
+            raise InvalidRequest(f"{field}[{position}]", value, f"0 to {limits.vocab_size - 1}, the model's vocabulary")
+        packed += piece
     return packed
 
 
@@ -163,8 +235,6 @@ def _number(value: float) -> str:
 
 
 def _stop(stop: Sequence[str]) -> tuple[str, ...]:
-    if len(stop) > MAX_STOPS:
-        raise InvalidRequest("stop", f"{len(stop)} strings", f"at most {MAX_STOPS}")
     for position, text in enumerate(stop):
         size = len(text.encode())
         if not 1 <= size <= MAX_STOP_BYTES:
@@ -172,8 +242,22 @@ def _stop(stop: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stop))
 
 
+def prompt_message(prompt: "array[int]") -> worker_pb2.WorkerServiceGenerateRequest:
+    """The part that all of a request's tries share, for `worker_request` to copy."""
+    message = worker_pb2.WorkerServiceGenerateRequest()
+    for first in range(0, len(prompt), _SLICE):
+        message.token_ids.extend(prompt[first : first + _SLICE])
+    return message
+
+
 def worker_request(
-    *, request_id: str, model: str, prompt: Sequence[int], received: Sequence[int], sampling: Sampling, namespace: str
+    prompt: worker_pb2.WorkerServiceGenerateRequest,
+    *,
+    request_id: str,
+    model: str,
+    received: Sequence[int],
+    sampling: Sampling,
+    namespace: str,
 ) -> worker_pb2.WorkerServiceGenerateRequest:
     """The request for a worker to go on after `received`: noise is keyed by absolute position, so the seed stays."""
     params = common_pb2.SamplingParams(
@@ -186,7 +270,8 @@ def worker_request(
         ignore_eos=sampling.ignore_eos,
     )
     request = worker_pb2.WorkerServiceGenerateRequest(
-        request_id=request_id, model=model, token_ids=prompt, sampling=params, cache_namespace=namespace
+        request_id=request_id, model=model, sampling=params, cache_namespace=namespace
     )
+    request.MergeFrom(prompt)
     request.token_ids.extend(received)
     return request

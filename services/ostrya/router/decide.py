@@ -1,6 +1,7 @@
-"""Stops 3 and 4 of a request: digests of its tokens, what the index knows of them, the pick. No await in here.
+"""Stops 3 and 4 of a request: digests of its tokens, what the index knows of them, the pick.
 
-A Routing belongs to one request and is asked once for each try; every answer is recorded for explain.py.
+A Routing belongs to one request and is asked once for each try; every answer is recorded for explain.py. `choose`
+awaits nothing; before it, `prepare` has hashed a long prompt elsewhere than on the event loop.
 """
 
 import time
@@ -8,6 +9,7 @@ import uuid
 from array import array
 from collections.abc import Callable, Set
 from dataclasses import replace
+from functools import partial
 
 from ostrya.prefix.chain import ChainKey, Digest, RoutingDigest, page_digests, root, routing_digests
 from ostrya.prefix.index import PrefixIndex
@@ -16,7 +18,14 @@ from ostrya.router.admission import Ticket
 from ostrya.router.explain import Decision, DecisionLog
 from ostrya.router.fleet import Fleet
 from ostrya.router.metrics import RouterMetrics
+from ostrya.router.offload import Offload
 from ostrya.router.types import FleetSnapshot, WorkerId
+
+_MAX_BLOCKS = 16_384
+"""How much of a prompt counts for routing: a million tokens in blocks of 64, and a few milliseconds of look-up."""
+
+_SLICE_PAGES = 1_024
+"""Hashed in one go: half a millisecond."""
 
 
 class Decider:
@@ -30,6 +39,7 @@ class Decider:
         chain: ChainKey,
         decisions: DecisionLog,
         metrics: RouterMetrics,
+        offload: Offload,
         long_request_tokens: int,
         clock: Callable[[], float],
     ) -> None:
@@ -37,6 +47,7 @@ class Decider:
         self.index = index
         self.decisions = decisions
         self.metrics = metrics
+        self.offload = offload
         self.clock = clock
         self._chain = chain
         self._long_request_tokens = long_request_tokens
@@ -62,6 +73,14 @@ class Routing:
         self._token_ids = token_ids
         self._chains: dict[tuple[int, int], list[RoutingDigest]] = {}
         self._attempt = 0
+
+    async def prepare(self) -> None:
+        """Hashes what the next `choose` needs; of a short prompt without giving way to other tasks."""
+        geometries = _geometries(self._decider.fleet.snapshot())
+        for geometry in geometries - self._chains.keys():
+            self._chains[geometry] = await self._decider.offload.run(
+                partial(self._hash, geometry), num_bytes=4 * len(self._token_ids)
+            )
 
     def choose(self, *, excluded: Set[WorkerId] = frozenset()) -> Decision | None:
         """The replica for the next try, recorded; None if all are excluded or there is none."""
@@ -103,7 +122,7 @@ class Routing:
 
     def _depths(self, snapshot: FleetSnapshot) -> tuple[dict[int, int], RoutingDigest | None]:
         """Leading routing blocks by slot. A pool has one page size and stride, but for a while during an update."""
-        geometries = {(view.page_size, view.routing_stride) for view in snapshot.replicas if view.slot >= 0}
+        geometries = _geometries(snapshot)
         depths: dict[int, int] = {}
         first_digest = None
         for geometry in sorted(geometries):
@@ -118,10 +137,20 @@ class Routing:
 
     def _chain(self, geometry: tuple[int, int]) -> list[RoutingDigest]:
         if geometry not in self._chains:
-            page_size, stride = geometry
-            pages = page_digests(self._root, self._token_ids, page_size=page_size)
-            self._chains[geometry] = routing_digests(pages, stride=stride)
+            self._chains[geometry] = self._hash(geometry)
         return self._chains[geometry]
+
+    def _hash(self, geometry: tuple[int, int]) -> list[RoutingDigest]:
+        """Slice by slice, because a thread that hashes short pages holds the interpreter lock."""
+        page_size, stride = geometry
+        slice_tokens = max(1, _SLICE_PAGES // stride) * stride * page_size
+        end = min(len(self._token_ids), _MAX_BLOCKS * stride * page_size)
+        last, chain = self._root, list[RoutingDigest]()
+        for first in range(0, end, slice_tokens):
+            pages = page_digests(last, self._token_ids[first : min(end, first + slice_tokens)], page_size=page_size)
+            chain += routing_digests(pages, stride=stride)
+            last = pages[-1] if pages else last
+        return chain
 
     def _predict(self, decision: Decision) -> None:
         """Siblings in the same burst should land together, before the replica's first event arrives."""
@@ -131,3 +160,8 @@ class Routing:
         chain = self._chain((view.page_size, view.routing_stride))
         known = decision.depths.get(view.slot, 0)
         self._decider.index.predict(view.slot, chain[known:], self._decider.clock())
+
+
+def _geometries(snapshot: FleetSnapshot) -> set[tuple[int, int]]:
+    """Page size and stride of every replica with prefix credit."""
+    return {(view.page_size, view.routing_stride) for view in snapshot.replicas if view.slot >= 0}

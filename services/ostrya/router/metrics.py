@@ -91,6 +91,7 @@ class RouterMetrics:
         self.actual = counter("actual_cached_tokens", "Prompt tokens the replica did reuse.")
         self.retries = counter("retries", "Tries after the first, by whether a token had been received.", "phase")
         self.shed = counter("shed", "Requests refused for lack of a place or of a replica.", "reason")
+        self.undecodable = counter("undecodable_requests", "Calls whose bytes are not their method's message.")
         self._index_entries = gauge("index_entries", "Distinct routing blocks in the index.")
         self._index_age_s = gauge("index_age_seconds", "Since the index last heard from Redis.")
         self._staleness_s = gauge("index_staleness_seconds", "Since a worker's part of the index was whole.", "worker")

@@ -5,7 +5,7 @@ and the tokens already received: noise is keyed by absolute position, so the con
 """
 
 from array import array
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Set
 from contextlib import aclosing
 from dataclasses import dataclass
 from math import isfinite
@@ -20,6 +20,7 @@ from ostrya.router.decide import Routing
 from ostrya.router.explain import Decision
 from ostrya.router.fleet import Fleet
 from ostrya.router.metrics import RouterMetrics
+from ostrya.router.offload import Offload
 from ostrya.router.settings import RouterSettings
 from ostrya.router.spans import Try, attempt
 from ostrya.router.types import WorkerId
@@ -74,6 +75,7 @@ class Proxy:
         metrics: RouterMetrics,
         model: str,
         settings: RouterSettings,
+        offload: Offload,
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
@@ -82,6 +84,7 @@ class Proxy:
         self._model = model
         self._max_attempts = settings.max_attempts
         self._no_replica_wait_s = settings.no_replica_wait_s
+        self._offload = offload
         self._clock = clock
 
     async def stream(self, job: Job) -> AsyncGenerator[Part, None]:
@@ -90,6 +93,7 @@ class Proxy:
         Closing or cancelling it cancels the replica's work and leaves no count and no place behind. Raises what the
         last try met: NoReplica, Overloaded, Unavailable; DeadlineExceeded; or what the replica has against the request.
         """
+        prompt = await self._offload.run(lambda: convert.prompt_message(job.prompt), num_bytes=4 * len(job.prompt))
         tries = _Tries(self._room.arrival())
         received = tries.received
         cached_tokens: int | None = None
@@ -100,7 +104,10 @@ class Proxy:
                 self._metrics.retries.labels("after_first_token" if received else "before_first_token").inc()
             is_refused = False
             try:
-                async with attempt(job.span, decision) as this, aclosing(self._try(job, this, received)) as messages:
+                async with (
+                    attempt(job.span, decision) as this,
+                    aclosing(self._try(job, prompt, this, received)) as messages,
+                ):
                     async for message in messages:
                         cached_tokens = message.usage.cached_tokens if cached_tokens is None else cached_tokens
                         received.extend(message.token_ids)
@@ -128,7 +135,7 @@ class Proxy:
         if tries.num_faults >= self._max_attempts:
             raise tries.cause
         if tries.failure is not None or not self._room.num_waiting:
-            decision = None if tries.num_full >= self._max_attempts else job.routing.choose(excluded=tries.tried)
+            decision = None if tries.num_full >= self._max_attempts else await _choice(job, excluded=tries.tried)
             if decision is not None:
                 return decision
             if isinstance(tries.failure, Overloaded) and not tries.may_wait:
@@ -138,7 +145,7 @@ class Proxy:
             self._room.pause(after_s or _AGAIN_S)
         while True:
             await self._wait(job, tries)
-            decision = job.routing.choose()
+            decision = await _choice(job)
             if decision is not None:
                 return decision
 
@@ -158,15 +165,15 @@ class Proxy:
         raise NoReplica(f"no replica became routable within {self._no_replica_wait_s:g} s")
 
     async def _try(
-        self, job: Job, this: Try, received: "array[int]"
+        self, job: Job, prompt: worker_pb2.WorkerServiceGenerateRequest, this: Try, received: "array[int]"
     ) -> AsyncGenerator[worker_pb2.WorkerServiceGenerateResponse, None]:
         """One replica's messages, the last one with a finish reason. Unavailable or Overloaded: try another."""
         decision = this.decision
         worker_id = decision.choice.worker_id
         request = convert.worker_request(
+            prompt,
             request_id=f"{job.ticket.request_id}.{decision.decision_id}",
             model=self._model,
-            prompt=job.prompt,
             received=received,
             sampling=job.sampling,
             namespace=job.ticket.namespace,
@@ -207,6 +214,11 @@ class Proxy:
         if type(failure) is Unavailable and (retry_after_s(failure) is not None or _NEVER_SENT in str(failure)):
             return _TurnedAway(str(failure))
         return failure
+
+
+async def _choice(job: Job, *, excluded: Set[WorkerId] = frozenset()) -> Decision | None:
+    await job.routing.prepare()
+    return job.routing.choose(excluded=excluded)
 
 
 class _Tries:

@@ -1,12 +1,12 @@
 """The one model this router serves: its name, its text side, and the limits its replicas report."""
 
-import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 
 from ostrya.errors import InvalidRequest, NoReplica
 from ostrya.router.convert import Limits, Prompt
 from ostrya.router.fleet import Fleet
+from ostrya.router.offload import Offload
 from ostrya.router.types import ReplicaState
 from ostrya.text.chat import ChatTemplate, Message
 from ostrya.text.tokenizer import Tokenizer
@@ -29,13 +29,16 @@ _SLICE_CHARS = 16_384
 class ServedModel:
     """Shared by all requests."""
 
-    def __init__(self, *, name: str, tokenizer: Tokenizer, fleet: Fleet, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, name: str, tokenizer: Tokenizer, fleet: Fleet, offload: Offload, clock: Callable[[], float]
+    ) -> None:
         self.name = name
         self.tokenizer = tokenizer
         self._template = ChatTemplate(
             tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
         )
         self._fleet = fleet
+        self._offload = offload
         self._clock = clock
         self._limits: Limits | None = None
         self._limits_at = 0.0
@@ -70,8 +73,9 @@ class ServedModel:
             return prompt
         context_tokens = self.limits().context_tokens
         if isinstance(prompt, str):
-            return await asyncio.to_thread(self._encode, prompt, context_tokens)
-        return await asyncio.to_thread(self._encode_chat, prompt, context_tokens)
+            return await self._offload.in_thread(lambda: self._encode(prompt, context_tokens), num_bytes=len(prompt))
+        num_bytes = sum(len(message.content) for message in prompt)
+        return await self._offload.in_thread(lambda: self._encode_chat(prompt, context_tokens), num_bytes=num_bytes)
 
     def _encode(self, text: str, context_tokens: int) -> "array[int]":
         self._refuse_hopeless(text, context_tokens)

@@ -11,6 +11,7 @@ from ostrya.router.closing import Closing
 from ostrya.router.decide import Decider
 from ostrya.router.metrics import RouterMetrics
 from ostrya.router.observe import observed
+from ostrya.router.offload import Offload
 from ostrya.router.proxy import Job, Proxy
 from ostrya.router.served import ServedModel
 from ostrya.service.status import Context, translated
@@ -29,6 +30,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         decider: Decider,
         proxy: Proxy,
         closing: Closing,
+        bounds: convert.Bounds,
+        offload: Offload,
         metrics: RouterMetrics,
         draw_seed: Callable[[], int],
         clock: Callable[[], float],
@@ -39,6 +42,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._decider = decider
         self._proxy = proxy
         self._closing = closing
+        self._bounds = bounds
+        self._offload = offload
         self._metrics = metrics
         self._draw_seed = draw_seed
         self._clock = clock
@@ -57,7 +62,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         ):
             observation.request_id, observation.deadline = ticket.request_id, ticket.deadline
             limits = served.limits()
-            asked = convert.asked(request, model=served.name, limits=limits, draw_seed=self._draw_seed)
+            asked = await self._asked(request, limits)
             span.set({"gen_ai.request.model": served.name})
             with span.child("ostrya.tokenize"):
                 prompt = await served.tokens(asked.prompt)  # 2
@@ -88,8 +93,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """The ids a prompt becomes, exactly as Generate would see them."""
         with self._admission.admit(request_id="", remaining_s=context.time_remaining()):
-            prompt = convert.text_prompt(request, model=self._served.name)
-            return inference_pb2.TokenizeResponse(token_ids=await self._served.tokens(prompt))
+            served, bounds = self._served, self._bounds
+            prompt = await self._offload.run(
+                lambda: convert.text_prompt(request, model=served.name, bounds=bounds),
+                num_bytes=convert.request_bytes(request),
+            )
+            token_ids = await served.tokens(prompt)
+            return await self._offload.run(lambda: convert.tokenized(token_ids), num_bytes=4 * len(token_ids))
 
     @translated
     async def ListModels(
@@ -104,3 +114,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             num_replicas_ready=num_ready,
         )
         return inference_pb2.ListModelsResponse(models=[model])
+
+    async def _asked(self, request: inference_pb2.GenerateRequest, limits: convert.Limits) -> convert.Asked:
+        return await self._offload.run(
+            lambda: convert.asked(
+                request, model=self._served.name, bounds=self._bounds, limits=limits, draw_seed=self._draw_seed
+            ),
+            num_bytes=convert.request_bytes(request),
+        )

@@ -27,6 +27,10 @@ class RouterSettings:
     max_in_flight: int = 1024
     """Requests in this router; one more is RESOURCE_EXHAUSTED."""
     max_message_bytes: int = 8 << 20
+    max_messages: int = 4096
+    """Messages of one chat."""
+    max_prompt_bytes: int = 4 << 20
+    """UTF-8 bytes of a text, or of all messages of a chat; a token id counts 4. About a million tokens."""
     max_attempts: int = 3
     """Replicas that may fail a request in a row, without a token in between, before it fails with UNAVAILABLE."""
     discovery: Literal["registry", "kubernetes", "static"] = "registry"
@@ -74,6 +78,9 @@ class RouterSettings:
             problems.append(f"max_attempts is {self.max_attempts}; it must be at least 1")
         if self.max_message_bytes < 1024:
             problems.append(f"max_message_bytes is {self.max_message_bytes}; it must be at least 1024")
+        for name in ("max_messages", "max_prompt_bytes"):
+            if getattr(self, name) < 1:
+                problems.append(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.long_request_tokens < 1:
             problems.append(f"long_request_tokens is {self.long_request_tokens}; it must be at least 1")
         if self.max_waiting < 0:

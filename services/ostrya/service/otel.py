@@ -32,6 +32,9 @@ FLUSH_S = 0.8
 FAREWELL_S = 0.2
 """For the exporter to notice that it was stopped."""
 MAX_ATTRIBUTE_CHARS = 256
+_MAX_CONTEXT_CHARS = 512
+"""Of traceparent and tracestate each, as W3C asks for at least; what is longer is not passed on, since with it a call
+to a worker could have more headers than gRPC takes."""
 
 _KINDS: dict[Kind, trace.SpanKind] = {
     "internal": trace.SpanKind.INTERNAL,
@@ -59,7 +62,11 @@ class OtelTracer:
         self._tracer = self._provider.get_tracer("ostrya")
 
     def request(self, name: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> Span:
-        carrier = {key: value for key, value in metadata or () if key in _W3C.fields and isinstance(value, str)}
+        carrier = {
+            key: value
+            for key, value in metadata or ()
+            if key in _W3C.fields and isinstance(value, str) and len(value) <= _MAX_CONTEXT_CHARS
+        }
         context = _W3C.extract(carrier, context=Context())
         return OtelSpan(self._tracer, self._tracer.start_span(name, context, trace.SpanKind.SERVER))
 

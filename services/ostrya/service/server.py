@@ -3,14 +3,18 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection
 
-from ostrya.service import descriptors
+from ostrya.errors import InvalidRequest
+from ostrya.service import descriptors, reflection
+from ostrya.service.bounds import check_name
+from ostrya.service.decoding import NO_GATE, Decoding, Gate
+from ostrya.service.status import Context, abort
 
 # A client may ping every 10 s, with or without a call; the default of 300 s answers GOAWAY too_many_pings.
 _MIN_CLIENT_PING_MS = 5_000
@@ -37,7 +41,10 @@ class GrpcServer:
         max_message_bytes: int,
         services: Sequence[str],
         max_connection_age_s: float = 0.0,
+        undecodable: Callable[[], object] = lambda: None,
+        gate: Gate = NO_GATE,
     ) -> None:
+        """`undecodable` hears of each request whose bytes are not its method's message; `gate` is asked about each."""
         options = [
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
@@ -53,13 +60,12 @@ class GrpcServer:
             # GOAWAY sends new calls to a new connection. The old one ends with its last stream, however long that
             # takes: gRPC's grace is endless unless set, and no stream is worth cutting for the sake of balance.
             options.append(("grpc.max_connection_age_ms", round(max_connection_age_s * 1000)))
-        self.server = grpc.aio.server(options=options)
+        self.server = grpc.aio.server(options=options, interceptors=(Decoding(undecodable, gate=gate),))
         self._host, self._port = host, port
         self._services = ("", *services)
         self._health = _Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        names = (*services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self.server)
+        reflection.enable((*services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name), self.server)
 
     async def start(self) -> int:
         """Binds, listens, returns the port. OSError if it is taken."""
@@ -102,6 +108,7 @@ class _Health(HealthServicer):
         super().__init__()
         self._watches: set[asyncio.Future[None]] = set()
         self._ended: set[asyncio.Future[None]] = set()
+        self._told: dict[str, int] = {}
         self._is_ended = False
 
     async def Watch(
@@ -109,6 +116,11 @@ class _Health(HealthServicer):
         request: health_pb2.HealthCheckRequest,
         context: "grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]",
     ) -> None:
+        # A watch of a service that is not there waits for it, and would hold a name of any length meanwhile.
+        try:
+            check_name("service", request.service)
+        except InvalidRequest as error:
+            await abort(cast("Context", context), error)
         if self._is_ended:  # its call came just before the end, and its turn after it
             return
         watch: asyncio.Future[None] = asyncio.ensure_future(super().Watch(request, context))
@@ -128,6 +140,20 @@ class _Health(HealthServicer):
         self._ended |= self._watches
         for watch in self._watches:
             watch.cancel()
+
+    async def set(self, service: str, status: int) -> None:
+        self._told[service] = status
+        await super().set(service, status)
+
+    # The published types are behind the library and lack this method and its messages.
+    async def List(
+        self,
+        request: health_pb2.HealthListRequest,  # type: ignore[name-defined]
+        context: Context,
+    ) -> health_pb2.HealthListResponse:  # type: ignore[name-defined]
+        """Every service and its status."""
+        statuses = {name: health_pb2.HealthCheckResponse(status=one) for name, one in self._told.items()}
+        return health_pb2.HealthListResponse(statuses=statuses)  # type: ignore[attr-defined]
 
     async def end_watches(self) -> None:
         """Ends all of them with OK, also those that are to begin. Returns when they have ended: the loop may close."""

@@ -165,6 +165,14 @@ def retry_after_s(error: errors.OstryaError) -> float | None:
 
 
 def _details(call: grpc.Call) -> tuple[str, str, float | None]:
+    """Reason, field and retry delay; nothing where somebody on the way has put what does not decode."""
+    try:
+        return _decoded_details(call)
+    except message.DecodeError:
+        return "", "", None
+
+
+def _decoded_details(call: grpc.Call) -> tuple[str, str, float | None]:
     reason, field, delay = "", "", None
     # An aio error has no trailers of the kind from_call wants when the connection itself failed.
     status = _rich_status(call)

@@ -92,7 +92,11 @@ class _Worker:
         key = ChainKey(model=config.model_name, tokenizer_fingerprint=config.tokenizer_fingerprint)
         self._self_test = self_test(key, page_size=config.page_size, stride=config.routing_stride)
         self._server = GrpcServer(
-            settings.host, settings.port, max_message_bytes=settings.max_message_bytes, services=[SERVICE]
+            settings.host,
+            settings.port,
+            max_message_bytes=settings.max_message_bytes,
+            services=[SERVICE],
+            undecodable=metrics.undecodable.inc,
         )
         self._publisher: Publisher | None = None
         self._tracer = tracing.start(

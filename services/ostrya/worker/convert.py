@@ -3,15 +3,17 @@
 A router has checked most of this already; a worker does not rely on it.
 """
 
-import math
 import secrets
 from collections.abc import Callable, Sequence
 
 from ostrya.api.v1 import common_pb2, worker_pb2
 from ostrya.engine.types import EngineInfo, EngineRequest, FinishReason, Load, RequestId, Sampling, SequenceOutput
 from ostrya.errors import InvalidRequest, UnknownModel
+from ostrya.service.bounds import MAX_STOP_TOKEN_IDS, check_drain_s, check_name, check_number
 
 MAX_TEMPERATURE = 100.0
+SLICE = 16_384
+"""Token ids that are gone through in one go: a millisecond in which no other thread runs."""
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_TOP_P = 1.0
 
@@ -35,7 +37,11 @@ def engine_request(
     draw_seed: Callable[[], int] = draw_seed,
 ) -> EngineRequest:
     """The checked request with every default filled in. InvalidRequest or UnknownModel, naming what is wrong."""
+    check_name("request_id", request.request_id)
+    check_name("cache_namespace", request.cache_namespace)
+    check_number("sampling.stop_token_ids", request.sampling.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids")
     if request.model not in ("", info.model):
+        check_name("model", request.model)
         raise UnknownModel(request.model, (info.model,))
     num_prompt = len(request.token_ids)
     if num_prompt == 0:
@@ -45,10 +51,9 @@ def engine_request(
             f"at most {info.context_tokens - 1}, one below the context of {info.context_tokens}; shorten the prompt"
         )
         raise InvalidRequest("token_ids", f"{num_prompt} tokens long", allowed)
-    _check_vocabulary(request.token_ids, "token_ids", info)
     return EngineRequest(
         request_id=request_id,
-        token_ids=list(request.token_ids),
+        token_ids=_token_ids(request.token_ids, "token_ids", info),
         sampling=_sampling(request.sampling, num_prompt=num_prompt, info=info, draw_seed=draw_seed),
         cache_namespace=request.cache_namespace,
     )
@@ -72,22 +77,26 @@ def _sampling(
     if max_tokens > room:
         allowed = f"at most {room} with this prompt, as the context has {info.context_tokens} tokens"
         raise InvalidRequest("sampling.max_tokens", f"{max_tokens} with a prompt of {num_prompt} tokens", allowed)
-    _check_vocabulary(params.stop_token_ids, "sampling.stop_token_ids", info)
     return Sampling(
         temperature=temperature,
         top_k=params.top_k,
         top_p=top_p,
         seed=params.seed if params.HasField("seed") else draw_seed(),
         max_tokens=max_tokens,
-        stop_token_ids=tuple(params.stop_token_ids),
+        stop_token_ids=frozenset(_token_ids(params.stop_token_ids, "sampling.stop_token_ids", info)),
         ignore_eos=params.ignore_eos,
     )
 
 
-def _check_vocabulary(token_ids: Sequence[int], field: str, info: EngineInfo) -> None:
-    if token_ids and max(token_ids) >= info.vocab_size:
-        index, value = next((i, value) for i, value in enumerate(token_ids) if value >= info.vocab_size)
-        raise InvalidRequest(f"{field}[{index}]", value, f"0 to {info.vocab_size - 1}, the model's vocabulary")
+def _token_ids(token_ids: Sequence[int], field: str, info: EngineInfo) -> list[int]:
+    checked: list[int] = []
+    for first in range(0, len(token_ids), SLICE):
+        piece = list(token_ids[first : first + SLICE])
+        if max(piece) >= info.vocab_size:
+            index, value = next((i, value) for i, value in enumerate(piece, start=first) if value >= info.vocab_size)
+            raise InvalidRequest(f"{field}[{index}]", value, f"0 to {info.vocab_size - 1}, the model's vocabulary")
+        checked += piece
+    return checked
 
 
 def _number(value: float) -> str:
@@ -96,11 +105,11 @@ def _number(value: float) -> str:
 
 
 def drain_timeout_s(request: worker_pb2.DrainRequest, *, default: float) -> float:
-    """How long a drain may take. InvalidRequest when that is negative or no number."""
-    timeout_s = request.timeout_s if request.HasField("timeout_s") else default
-    if not 0 <= timeout_s < math.inf:
-        raise InvalidRequest("timeout_s", _number(timeout_s), "0 or more seconds")
-    return timeout_s
+    """How long a drain may take. InvalidRequest when that is negative, no number, or more than a day."""
+    if not request.HasField("timeout_s"):
+        return default
+    check_drain_s(request.timeout_s)
+    return request.timeout_s
 
 
 def response(

@@ -78,6 +78,7 @@ class WorkerMetrics:
         self.prompt_tokens = make.counter("prompt_tokens", "Prompt tokens of requests that got a first token.")
         self.generation_tokens = make.counter("generation_tokens", "Tokens generated.")
         self.cancelled = make.counters("cancelled_requests", "Requests that ended early.", "cause", CAUSES)
+        self.undecodable = make.counter("undecodable_requests", "Calls whose bytes are not their method's message.")
         self.load_s = make.gauge("model_load_seconds", "Time to read the weights.")
         self.phases = make.gauges(
             "startup_phase_seconds", "Time of each phase of the start.", "phase", (*PHASES, "load", "warmup")

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from functools import partial
 from importlib.metadata import version
 
 from ostrya.api.v1 import common_pb2, worker_pb2, worker_pb2_grpc
@@ -64,7 +65,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         request_id = RequestId(f"{request.request_id}#{next(self._serial)}")
         if not self._is_alive:
             raise _restarting()
-        asked = convert.engine_request(request, request_id=request_id, info=self._engine.info)
+        checked = partial(convert.engine_request, request, request_id=request_id, info=self._engine.info)
+        # A long prompt takes as long as a step, and the event loop carries every stream.
+        asked = checked() if len(request.token_ids) <= convert.SLICE else await asyncio.to_thread(checked)
         num_prompt = len(asked.token_ids)
         with self._running.hold(request_id), self._observed(asked, context) as seen:
             async with aclosing(self._engine.submit(asked)) as outputs:

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from ostrya.client.attempts import MAX_TRIES, PATIENCE_S, Attempts, Peer, Unreached
@@ -16,6 +18,14 @@ def attempts_of(timeout_s: float | None = None, *, clock: Clock | None = None, h
     peer = Peer("router:1")
     peer.has_answered = has_answered
     return Attempts(timeout_s, peer=peer, clock=clock or Clock())
+
+
+def test_a_timeout_of_centuries_is_none_and_one_that_is_no_number_is_refused() -> None:
+    assert attempts_of(1e6).remaining_s() == 1e6
+    assert attempts_of(1e10).remaining_s() is None
+    assert attempts_of(math.inf).remaining_s() is None
+    with pytest.raises(InvalidRequest, match="timeout_s is nan"):
+        attempts_of(math.nan)
 
 
 def test_the_servers_wait_is_taken() -> None:

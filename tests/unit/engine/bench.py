@@ -54,7 +54,7 @@ class Bench:
         max_tokens: int = 8,
         seed: int = 0,
         temperature: float = 0.0,
-        stop_token_ids: tuple[int, ...] = (),
+        stop_token_ids: frozenset[int] = frozenset(),
         ignore_eos: bool = True,
         cache_namespace: str = "",
     ) -> None:
@@ -106,7 +106,7 @@ class Bench:
         max_tokens: int = 8,
         seed: int = 0,
         temperature: float = 0.0,
-        stop_token_ids: tuple[int, ...] = (),
+        stop_token_ids: frozenset[int] = frozenset(),
     ) -> list[int]:
         """The tokens of one request that has the engine to itself."""
         request_id = f"alone-{len(self.tokens)}"

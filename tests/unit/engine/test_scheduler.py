@@ -140,7 +140,7 @@ def test_request_that_can_never_fit_is_refused() -> None:
 
 def test_stop_token_ends_the_answer_and_is_part_of_it() -> None:
     tokens = Bench().generate(range(9), max_tokens=8)
-    assert Bench().generate(range(9), max_tokens=8, stop_token_ids=(tokens[3],)) == tokens[:4]
+    assert Bench().generate(range(9), max_tokens=8, stop_token_ids=frozenset({tokens[3]})) == tokens[:4]
 
 
 @pytest.mark.parametrize(("ignore_eos", "num_running"), [(False, 0), (True, 1)])

@@ -32,6 +32,12 @@ def test_a_place_is_given_back_however_the_request_ends() -> None:
     assert places.in_flight == 0
 
 
+@pytest.mark.parametrize(("remaining_s", "deadline"), [(31e6, 31e6 + 100), (3.2e7, math.inf), (math.inf, math.inf)])
+def test_a_deadline_beyond_a_year_is_none(remaining_s: float, deadline: float) -> None:
+    with admission().admit(request_id="", remaining_s=remaining_s) as ticket:
+        assert ticket.deadline == deadline
+
+
 def test_the_ticket_has_the_deadline_on_our_clock_and_an_id() -> None:
     with (
         admission().admit(request_id="", remaining_s=2.5) as one,
@@ -49,5 +55,6 @@ def test_ids_that_would_break_a_log_line_are_refused(request_id: str) -> None:
 
 
 def test_no_work_is_begun_after_the_deadline() -> None:
-    with pytest.raises(DeadlineExceeded), admission().admit(request_id="", remaining_s=0.0):
-        pass
+    for remaining_s in (0.0, -1.0, math.nan):
+        with pytest.raises(DeadlineExceeded), admission().admit(request_id="", remaining_s=remaining_s):
+            pass

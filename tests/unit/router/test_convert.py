@@ -1,6 +1,7 @@
 """What is refused, and how it is said; what reaches a worker."""
 
 import math
+from array import array
 
 import pytest
 
@@ -10,13 +11,15 @@ from ostrya.router import convert
 from ostrya.text.chat import Message
 
 LIMITS = convert.Limits(context_tokens=100, vocab_size=50)
+BOUNDS = convert.Bounds(max_messages=3, max_prompt_bytes=1_000)
 Request = inference_pb2.GenerateRequest
 Params = common_pb2.SamplingParams
 Chat = inference_pb2.ChatMessage
 
 
 def asked(request: Request) -> convert.Asked:
-    return convert.asked(request, model="tiny", limits=LIMITS, draw_seed=lambda: 77)
+    convert.refuse_giant(request, bounds=BOUNDS, limits=LIMITS)
+    return convert.asked(request, model="tiny", bounds=BOUNDS, limits=LIMITS, draw_seed=lambda: 77)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,13 @@ def asked(request: Request) -> convert.Asked:
         (Request(text="a", stop=["x"] * 17), "stop", ("17", "16")),
         (Request(text="a", stop=["x", ""]), "stop[1]", ("0 bytes", "1 to 256")),
         (Request(text="a", stop=["é" * 129]), "stop[0]", ("258 bytes",)),
+        (Request(text="é" * 501), "text", ("1002 bytes", "at most 1000 bytes")),
+        (Request(messages=[Chat(role="user", content="é" * 251)] * 2), "messages", ("1004 bytes", "1000")),
+        (Request(messages=[Chat(role="user", content="a")] * 4), "messages", ("4 messages", "at most 3")),
+        (Request(token_ids=[1] * 251), "token_ids", ("251 ids", "at most 250")),
+        (Request(token_ids=[1] * 100), "prompt", ("100 tokens", "at most 99")),
+        (Request(text="a", sampling=Params(stop_token_ids=[1] * 1025)), "sampling.stop_token_ids", ("1025", "1024")),
+        (Request(text="a", model="m" * 257), "model", ("257 characters", "at most 256")),
     ],
 )
 def test_a_bad_field_is_refused_with_its_name_value_and_range(
@@ -95,14 +105,19 @@ def test_what_does_not_fit_the_context_is_refused_with_both_numbers(
 
 
 def test_what_just_fits_is_taken() -> None:
+    assert asked(Request(text="é" * 500)).prompt == "é" * 500
+    assert len(asked(Request(messages=[Chat(role="user", content="a" * 333)] * 3)).prompt) == 3
+    params = Params(stop_token_ids=[1] * 1024)
+    assert asked(Request(token_ids=[7] * 99, sampling=params)).prompt == array("I", [7] * 99)
     convert.check_length(99, max_tokens=None, limits=LIMITS)
     convert.check_length(60, max_tokens=40, limits=LIMITS)
 
 
 def test_a_continuation_keeps_the_seed_and_asks_for_what_is_left() -> None:
     sampling = asked(Request(text="a", sampling=Params(seed=5, max_tokens=10, stop_token_ids=[7]))).sampling
+    prompt = convert.prompt_message(array("I", [1, 2]))
     request = convert.worker_request(
-        request_id="r", model="tiny", prompt=[1, 2], received=[3, 4, 5], sampling=sampling, namespace="n"
+        prompt, request_id="r", model="tiny", received=[3, 4, 5], sampling=sampling, namespace="n"
     )
     assert list(request.token_ids) == [1, 2, 3, 4, 5]
     assert (request.sampling.seed, request.sampling.max_tokens) == (5, 7)
@@ -116,4 +131,25 @@ def test_a_continuation_keeps_the_seed_and_asks_for_what_is_left() -> None:
 )
 def test_tokenize_takes_one_kind_of_prompt(request_: inference_pb2.TokenizeRequest) -> None:
     with pytest.raises(InvalidRequest, match="exactly one of"):
-        convert.text_prompt(request_, model="tiny")
+        convert.text_prompt(request_, model="tiny", bounds=BOUNDS)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 16_384, 40_000])
+def test_what_is_packed_in_slices_is_whole(num_tokens: int) -> None:
+    limits = convert.Limits(context_tokens=50_000, vocab_size=50)
+    bounds = convert.Bounds(max_messages=1, max_prompt_bytes=1 << 20)
+    ids = [position % 50 for position in range(num_tokens)]
+    request = Request(token_ids=ids) if ids else Request(text="a")
+    asked = convert.asked(request, model="tiny", bounds=bounds, limits=limits, draw_seed=lambda: 1)
+    if ids:
+        assert list(asked.prompt) == ids
+    assert list(convert.prompt_message(array("I", ids)).token_ids) == ids
+    assert list(convert.tokenized(array("I", ids)).token_ids) == ids
+
+
+def test_a_bad_token_far_behind_is_named_by_its_position() -> None:
+    limits = convert.Limits(context_tokens=50_000, vocab_size=50)
+    bounds = convert.Bounds(max_messages=1, max_prompt_bytes=1 << 20)
+    request = Request(token_ids=[1] * 20_000 + [50])
+    with pytest.raises(InvalidRequest, match=r"token_ids\[20000\] is 50"):
+        convert.asked(request, model="tiny", bounds=bounds, limits=limits, draw_seed=lambda: 1)

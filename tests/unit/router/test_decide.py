@@ -1,5 +1,6 @@
 """From a request's tokens to a recorded decision, try by try."""
 
+import asyncio
 from array import array
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from prometheus_client import CollectorRegistry
 from ostrya.prefix.chain import ChainKey, page_digests, root, routing_digests
 from ostrya.prefix.events import Stored
 from ostrya.prefix.index import PrefixIndex
+from ostrya.router import decide
 from ostrya.router.admission import Ticket
 from ostrya.router.decide import Decider, Routing
 from ostrya.router.explain import DecisionLog, candidates, replay
 from ostrya.router.fleet import Fleet
 from ostrya.router.metrics import RouterMetrics
+from ostrya.router.offload import Offload
 from ostrya.router.replica import ReplicaInfo
 from ostrya.router.types import Hold, KnowledgeLevel, Load, Reason, ReplicaState, WorkerId
 
@@ -77,17 +80,20 @@ async def desk() -> AsyncIterator[Desk]:
     fleet.set_following(True)
     decisions = DecisionLog(clock=lambda: 0.0)
     metrics = RouterMetrics(CollectorRegistry(), model="tiny", pool="default")
+    offload = Offload()
     decider = Decider(
         fleet=fleet,
         index=index,
         chain=CHAIN,
         decisions=decisions,
         metrics=metrics,
+        offload=offload,
         long_request_tokens=100,
         clock=lambda: 0.0,
     )
     yield Desk(fleet, index, decisions, decider)
     await fleet.close()
+    await asyncio.to_thread(offload.close)
 
 
 async def test_a_decision_is_recorded_with_what_replays_it(desk: Desk) -> None:
@@ -176,3 +182,30 @@ async def test_what_a_request_avoids_depends_on_its_length_and_is_recorded(desk:
     assert last is not None
     assert last.choice.worker_id == "w0", "soon is better than now"
     assert replay(last) == last.choice
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("num_tokens", [0, 16, 16 * 1024, 16 * 1024 + 16, 40_000])
+async def test_a_prompt_hashed_in_slices_has_the_digests_of_one_hashed_whole(
+    desk: Desk, num_tokens: int, stride: int
+) -> None:
+    desk.add("w0", stride=stride)
+    prompt = array("I", (position * 7 % 1000 for position in range(num_tokens)))
+    ticket = Ticket(request_id="r", tenant="default", namespace="", deadline=1e9)
+    routing = desk.decider.open(ticket, prompt, max_tokens=8, seed=5)
+    await routing.prepare()
+    whole = routing_digests(page_digests(root(CHAIN), prompt, page_size=16), stride=stride)
+    desk.index.apply(desk.fleet.followed()[WorkerId("w0")].slot, [Stored(tuple(whole))])
+    decision = routing.choose()
+    assert decision is not None
+    assert decision.depths == ({0: len(whole)} if whole else {})
+    assert decision.first_digest == (whole[0] if whole else None)
+
+
+async def test_no_prompt_is_so_long_that_its_look_up_takes_long(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide, "_MAX_BLOCKS", 5)
+    desk.add("w0")
+    desk.holds("w0", 160)
+    decision = desk.routing().choose()
+    assert decision is not None
+    assert decision.choice.cached_tokens == 5 * 16

@@ -1,5 +1,6 @@
 """What the served model takes while replicas come and go, and that no text is tokenized whole that cannot fit."""
 
+import asyncio
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -8,6 +9,7 @@ import pytest
 from ostrya.errors import InvalidRequest, NoReplica
 from ostrya.prefix.index import PrefixIndex
 from ostrya.router.fleet import Fleet
+from ostrya.router.offload import Offload
 from ostrya.router.replica import ReplicaInfo
 from ostrya.router.served import ServedModel
 from ostrya.router.types import ReplicaState, WorkerId
@@ -37,6 +39,7 @@ class Stand:
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
     lengths: list[int] = field(default_factory=list)
     """Of the texts that were tokenized."""
+    offload: Offload = field(default_factory=Offload)
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -48,7 +51,13 @@ class Stand:
 
         self.tokenizer.encode = noted  # type: ignore[method-assign]
         self.fleet = Fleet(index=PrefixIndex(), clock=lambda: self.now)
-        self.served = ServedModel(name="tiny", tokenizer=self.tokenizer, fleet=self.fleet, clock=lambda: self.now)
+        self.served = ServedModel(
+            name="tiny", tokenizer=self.tokenizer, fleet=self.fleet, offload=self.offload, clock=lambda: self.now
+        )
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.offload.close)
+        await self.fleet.close()
 
     def add(self, info: ReplicaInfo, state: ReplicaState) -> None:
         self.fleet.add(info, grpc.aio.insecure_channel(info.address))
@@ -67,7 +76,7 @@ async def test_a_replica_that_is_not_ready_still_tells_how_much_fits(state: Repl
     with pytest.raises(InvalidRequest, match="more than"):
         await stand.served.tokens(HUGE)
     assert max(stand.lengths) <= 1 << 14
-    await stand.fleet.close()
+    await stand.close()
 
 
 async def test_what_was_known_stays_known_when_the_last_replica_has_gone_until_a_ready_one_says_otherwise() -> None:
@@ -82,7 +91,7 @@ async def test_what_was_known_stays_known_when_the_last_replica_has_gone_until_a
     assert stand.context_tokens() == 2_048
     stand.fleet.set_state(WorkerId("w1"), ReplicaState.READY)
     assert stand.served.limits().context_tokens == 4_096, "at once"
-    await stand.fleet.close()
+    await stand.close()
 
 
 async def test_before_any_replica_is_known_a_long_text_is_asked_to_come_again_and_a_short_one_is_taken() -> None:
@@ -91,7 +100,7 @@ async def test_before_any_replica_is_known_a_long_text_is_asked_to_come_again_an
     with pytest.raises(NoReplica, match="8388608 characters"):
         await stand.served.tokens(HUGE)
     assert max(stand.lengths) == 100_000
-    await stand.fleet.close()
+    await stand.close()
 
 
 async def test_a_text_that_could_fit_a_large_context_is_counted_in_slices_before_it_is_tokenized_whole() -> None:
@@ -100,4 +109,4 @@ async def test_a_text_that_could_fit_a_large_context_is_counted_in_slices_before
     with pytest.raises(InvalidRequest, match="more than"):
         await stand.served.tokens(HUGE[: 1 << 20])
     assert max(stand.lengths) <= 1 << 14
-    await stand.fleet.close()
+    await stand.close()

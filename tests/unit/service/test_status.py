@@ -6,6 +6,8 @@ from typing import NoReturn, cast
 
 import grpc
 import pytest
+from google.protobuf import any_pb2
+from google.rpc import status_pb2
 
 from ostrya import errors
 from ostrya.api.v1 import inference_pb2, inference_pb2_grpc
@@ -113,3 +115,13 @@ async def test_a_refused_connection_is_unavailable_and_invites_no_retry() -> Non
     error = status.error_of(caught.value)
     assert type(error) is errors.Unavailable
     assert status.retry_after_s(error) is None
+
+
+@pytest.mark.parametrize("is_inner", [False, True], ids=["status", "detail"])
+def test_details_that_do_not_decode_are_none(is_inner: bool) -> None:
+    packed = status_pb2.Status(details=[any_pb2.Any(type_url="x/google.rpc.ErrorInfo", value=b"\xff")])
+    trailers = grpc.aio.Metadata((status.DETAILS, packed.SerializeToString() if is_inner else b"\xff"))
+    seen = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailers, details="down")
+    error = status.error_of(seen)
+    assert (type(error), str(error)) == (errors.Unavailable, "down")
+    assert not status.is_ours(seen)

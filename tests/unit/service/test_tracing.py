@@ -85,6 +85,15 @@ async def test_the_context_of_a_caller_is_continued_and_handed_on() -> None:
     assert handed == {"traceparent": f"00-{TRACE_ID}-{seen.span_id}-01", "tracestate": "vendor=1"}
 
 
+async def test_a_state_longer_than_a_header_to_a_worker_may_be_is_left_out() -> None:
+    with OtlpCollector() as collector:
+        tracer = tracer_to(collector.endpoint)
+        with tracer.request("whole", [SAMPLED, ("tracestate", "vendor=" + "x" * 506)]) as whole:
+            handed = dict(whole.headers() or ())
+        await tracer.close()
+    assert handed == {"traceparent": f"00-{TRACE_ID}-{collector.one('whole').span_id}-01"}
+
+
 async def test_a_caller_that_does_not_sample_is_respected_and_others_still_hear_of_it() -> None:
     with OtlpCollector() as collector:
         tracer = tracer_to(collector.endpoint)

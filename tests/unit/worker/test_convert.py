@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from ostrya.api.v1 import common_pb2, worker_pb2
 from ostrya.engine.types import EngineInfo, EngineRequest, FinishReason, Load, RequestId, Sampling, SequenceOutput
@@ -48,7 +49,7 @@ def test_given_fields_are_taken_even_when_zero() -> None:
         temperature=0, top_k=3, top_p=0.5, seed=0, max_tokens=4, stop_token_ids=[9], ignore_eos=True
     )
     assert convert_request(sampling=given).sampling == Sampling(
-        temperature=0.0, top_k=3, top_p=0.5, seed=0, max_tokens=4, stop_token_ids=(9,), ignore_eos=True
+        temperature=0.0, top_k=3, top_p=0.5, seed=0, max_tokens=4, stop_token_ids=frozenset({9}), ignore_eos=True
     )
 
 
@@ -101,6 +102,16 @@ def test_bad_prompt_is_refused_with_value_and_limit(token_ids: tuple[int, ...], 
     with pytest.raises(InvalidRequest) as caught:
         convert_request(token_ids=token_ids)
     assert str(caught.value) == message
+
+
+def test_a_long_prompt_is_whole_and_its_bad_token_is_named_by_its_position() -> None:
+    info = replace(INFO, context_tokens=50_000)
+    ids = [position % 999 for position in range(40_000)]
+    request = worker_pb2.WorkerServiceGenerateRequest(token_ids=ids)
+    assert convert.engine_request(request, request_id=RequestId("r"), info=info).token_ids == ids
+    request.token_ids[39_999] = 1_000
+    with pytest.raises(InvalidRequest, match=r"token_ids\[39999\] is 1000"):
+        convert.engine_request(request, request_id=RequestId("r"), info=info)
 
 
 def test_stop_token_beyond_the_vocabulary_is_refused() -> None:

@@ -185,6 +185,7 @@ class ExplainRouteRequest(_message.Message):
 
     DECISION_ID_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
+    """At most 256 characters."""
     def __init__(
         self,
         *,
@@ -292,6 +293,7 @@ class CordonReplicaRequest(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
+    """At most 256 characters."""
     def __init__(
         self,
         *,
@@ -326,6 +328,7 @@ class UncordonReplicaRequest(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
+    """At most 256 characters."""
     def __init__(
         self,
         *,
@@ -361,8 +364,11 @@ class DrainReplicaRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
+    """At most 256 characters."""
     timeout_s: _builtins.float
-    """How long to wait for running requests; the rest is cancelled (and continued elsewhere). Default: the worker's own."""
+    """How long to wait for running requests; the rest is cancelled (and continued elsewhere).
+    Range [0, 86400]. Default: the worker's own.
+    """
     def __init__(
         self,
         *,

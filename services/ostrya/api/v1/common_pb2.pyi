@@ -67,7 +67,7 @@ class SamplingParams(_message.Message):
     """Go on past the model's end-of-sequence tokens. Default false."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Generation ends when one of these is sampled; the token is not part of the answer's text."""
+        """Generation ends when one of these is sampled; the token is not part of the answer's text. At most 1,024."""
 
     def __init__(
         self,

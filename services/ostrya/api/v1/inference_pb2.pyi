@@ -44,7 +44,9 @@ Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
-    """Exactly one of text, messages and token_ids. They are separate fields, not a oneof, so that two kinds at once are refused
+    """Sizes named here are what a router takes unless it is set up otherwise (docs/operations.md, Limits).
+
+    Exactly one of text, messages and token_ids. They are separate fields, not a oneof, so that two kinds at once are refused
     instead of the last one silently winning.
     """
 
@@ -58,14 +60,19 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Chosen by the client, or empty: the server makes one."""
+    """Chosen by the client, or empty: the server makes one. At most 128 printable ASCII characters without spaces."""
     model: _builtins.str
-    """Empty: the pool's only model."""
+    """Empty: the pool's only model. At most 256 characters."""
     text: _builtins.str
+    """At most 4 MiB of UTF-8."""
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """At most 4,096, with contents of 4 MiB of UTF-8 together."""
+
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At most 1,048,576, and below the model's context."""
+
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams: ...
     @_builtins.property
@@ -148,6 +155,7 @@ class TokenizeRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """Limits as in GenerateRequest."""
     text: _builtins.str
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...

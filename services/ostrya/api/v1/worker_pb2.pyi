@@ -29,11 +29,14 @@ class WorkerServiceGenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     CACHE_NAMESPACE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """At most 256 characters; so are model and cache_namespace."""
     model: _builtins.str
     cache_namespace: _builtins.str
     """Separates tenants' caches; part of the digest chain's root. Set by the router from the authenticated tenant."""
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Below the model's context."""
+
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams: ...
     def __init__(
@@ -204,7 +207,7 @@ class DrainRequest(_message.Message):
 
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     timeout_s: _builtins.float
-    """How long to wait for running requests; the rest is cancelled. Default 30."""
+    """How long to wait for running requests; the rest is cancelled. Range [0, 86400]. Default 30."""
     def __init__(
         self,
         *,
