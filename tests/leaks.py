@@ -20,8 +20,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-GRACE_S = 2.0
-"""For what ends on its own after a test: a closed channel's connection, a thread told to stop, a signalled process."""
+GRACE_S = 10.0
+"""For what ends on its own after a test: a closed connection, a thread told to stop, the engine of a killed worker.
+Most take milliseconds; on a busy machine a process takes seconds."""
 _POLL_S = 0.02
 _RUN = "PYTEST_RUN"
 """In the environment of every process that a test starts: so the orphans of killed processes are found too."""
@@ -137,7 +138,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """After all fixtures of the test, and after those of wider scopes that end with it."""
     result = yield
-    left = _LEDGER.left(item.stash[_BEFORE])
+    before = item.stash.get(_BEFORE, None)
+    left = _LEDGER.left(before) if before is not None else Alive()
     tasks, _LEDGER.abandoned = _LEDGER.abandoned, []
     if left or tasks:
         pytest.fail(f"left behind: {'; '.join(filter(None, (*tasks, str(left))))}", pytrace=False)
@@ -189,6 +191,7 @@ def _processes() -> frozenset[int]:
     found = set[int]()
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError):  # one that ends meanwhile; its children become another's
+        with suppress(OSError):  # it ends meanwhile, and hands its children on
             found.update(map(int, Path(f"/proc/self/task/{thread}/children").read_text().split()))
     return frozenset(found)
 

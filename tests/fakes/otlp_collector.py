@@ -56,7 +56,8 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
         self.spans: list[Seen] = []
         self.payload = b""
         """Everything received, as it was on the wire."""
-        self._server = grpc.server(ThreadPoolExecutor(max_workers=2))
+        self._threads = ThreadPoolExecutor(max_workers=2)
+        self._server = grpc.server(self._threads)
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
@@ -66,6 +67,7 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def __exit__(self, *_: object) -> None:
         self._server.stop(None).wait()
+        self._threads.shutdown()
 
     def Export(
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext

@@ -7,6 +7,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -15,25 +16,29 @@ class Stopwatch:
 
     def __init__(self, *others: int) -> None:
         self._processes = (os.getpid(), *others)
-        self._start_s, self._queued_s = time.monotonic(), self._queued()
+        self._queued_ns: dict[Path, int] = {}
+        self._start_s, self._queued_before_s = time.monotonic(), self._queued_s()
 
     def seconds(self) -> float:
-        """Never negative, whoever has ended meanwhile."""
-        return max(0.0, time.monotonic() - self._start_s - max(0.0, self._queued() - self._queued_s))
+        """Never negative."""
+        return max(0.0, time.monotonic() - self._start_s - (self._queued_s() - self._queued_before_s))
 
-    def _queued(self) -> float:
-        return sum(_queued_s(process) for process in self._processes)
+    def until_ended(self, process: int, *, timeout_s: float = 30.0) -> float:
+        """Seconds until this child has ended, which is still to be waited for. AssertionError after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            assert time.monotonic() < deadline, f"process {process} did not end within {timeout_s} s"
+            self._queued_s()
+            time.sleep(0.005)
+        return self.seconds()
 
-
-def _queued_s(process: int) -> float:
-    """How long the threads of a process were ready to run and did not; 0 for one that has ended."""
-    total_ns = 0
-    for row in Path(f"/proc/{process}/task").glob("*/schedstat"):
-        try:
-            total_ns += int(row.read_text().split()[1])
-        except (OSError, IndexError):  # a thread that ends meanwhile
-            continue
-    return total_ns / 1e9
+    def _queued_s(self) -> float:
+        """How long all their threads were ready to run and did not; what those that end had is remembered."""
+        for process in self._processes:
+            for thread in Path(f"/proc/{process}/task").glob("*/schedstat"):
+                with suppress(OSError, IndexError):
+                    self._queued_ns[thread] = int(thread.read_text().split()[1])
+        return sum(self._queued_ns.values()) / 1e9
 
 
 async def until(condition: Callable[[], object], *, timeout_s: float = 30.0) -> float:

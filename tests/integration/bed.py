@@ -42,7 +42,7 @@ class Bed:
         """Requests in the waiting room."""
         return self.router.status().num_waiting
 
-    async def ask(self, request: Request, *, timeout_s: float = 10.0) -> list[Response]:
+    async def ask(self, request: Request, *, timeout_s: float = 60.0) -> list[Response]:
         return [response async for response in self.inference.Generate(request, timeout=timeout_s)]
 
     async def admitted(self, number: int) -> None:
@@ -51,7 +51,7 @@ class Bed:
 
     async def until(self, *, ready: int) -> None:
         """Waits for that many routable replicas."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while sum(row.state is ReplicaState.READY for row in self.router.fleet.replicas()) != ready:
                 await self.router.fleet.wait_changed()
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -81,10 +80,11 @@ class WorkerProcess:
 
     def stop(self) -> float:
         """SIGTERM; the seconds until its end."""
-        began = time.monotonic()
+        watch = Stopwatch(self.process.pid)
         self.process.terminate()
-        assert self.process.wait(10) == 0
-        return time.monotonic() - began
+        took_s = watch.until_ended(self.process.pid)
+        assert self.process.wait() == 0
+        return took_s
 
 
 @contextmanager

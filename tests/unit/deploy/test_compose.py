@@ -254,12 +254,14 @@ def answers(client: redis.Redis) -> bool:
 @pytest.fixture
 def health() -> Iterator[tuple[HealthServicer, str]]:
     servicer = HealthServicer()
-    server = grpc.server(ThreadPoolExecutor(max_workers=2))
+    threads = ThreadPoolExecutor(max_workers=2)
+    server = grpc.server(threads)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield servicer, str(port)
     server.stop(None).wait()
+    threads.shutdown()
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
