@@ -15,6 +15,7 @@ from ostrya.router.settings import RouterSettings
 from ostrya.router.types import ReplicaState
 from ostrya.service import status
 from ostrya.service.server import channel
+from ostrya.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer import END, byte_tokenizer
 from tests.fakes.waiting import until
 from tests.fakes.worker import Behaviour, FakeWorker, Identity
@@ -63,13 +64,15 @@ class Bed:
             await worker.until(lambda one: one.active == 0)
 
 
-def router_of(addresses: tuple[str, ...], settings: RouterSettings) -> Router:
+def router_of(addresses: tuple[str, ...], settings: RouterSettings, tokenizer: Tokenizer = TOKENIZER) -> Router:
     """In front of these workers; they must be of model `tiny` with the tokenizer's fingerprint."""
-    return Router(replace(settings, redis_url=NO_REDIS, static_workers=addresses), name="tiny", tokenizer=TOKENIZER)
+    return Router(replace(settings, redis_url=NO_REDIS, static_workers=addresses), name="tiny", tokenizer=tokenizer)
 
 
 @asynccontextmanager
-async def bed(*behaviours: Behaviour, settings: RouterSettings | None = None) -> AsyncIterator[Bed]:
+async def bed(
+    *behaviours: Behaviour, settings: RouterSettings | None = None, tokenizer: Tokenizer = TOKENIZER
+) -> AsyncIterator[Bed]:
     async with AsyncExitStack() as stack:
         workers = [
             await stack.enter_async_context(
@@ -81,7 +84,7 @@ async def bed(*behaviours: Behaviour, settings: RouterSettings | None = None) ->
         ]
         changes = replace(settings or RouterSettings(no_replica_wait_s=0.2), port=0)
         addresses = tuple(worker.address for worker in workers)
-        router = router_of(addresses, changes)
+        router = router_of(addresses, changes, tokenizer)
         await stack.enter_async_context(router.serving())
         open_channel = await stack.enter_async_context(channel(f"127.0.0.1:{router.port}", max_message_bytes=16 << 20))
         inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(open_channel)

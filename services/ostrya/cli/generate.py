@@ -15,6 +15,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
     target: Target = DEFAULT_TARGET,
     system: Annotated[str, typer.Option(help="A system message before the prompt.")] = "",
+    begin_with: Annotated[str, typer.Option(help="How the answer begins; the model goes on from there.")] = "",
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     timeout_s: Annotated[float | None, typer.Option(min=0.001, help="Whole time allowed, seconds.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer.")] = False,
@@ -26,8 +27,9 @@ def generate(
     from ostrya.cli.answering import print_answer, teller
     from ostrya.client import Client
 
-    if raw and system:
-        fail("--system is a chat message; it cannot go with --raw", USAGE)
+    for name, message in (("--system", system), ("--begin-with", begin_with)):
+        if raw and message:
+            fail(f"{name} is a chat message; it cannot go with --raw", USAGE)
     # What is not UTF-8 becomes what it is in an argument; the client refuses both with the same words.
     text = sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt
     if not text.strip():
@@ -35,6 +37,9 @@ def generate(
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": text})
     options = build(Sampling, values).options()
+    if begin_with:
+        messages.append({"role": "assistant", "content": begin_with})
+        options["continue_final_message"] = True
     notes = None if quiet else Console(stderr=True)
     with reported(), Client(target, on_retry=teller(notes)) as client:
         if raw:

@@ -11,7 +11,7 @@ from ostrya.api.v1 import common_pb2, inference_pb2
 from ostrya.errors import InvalidRequest
 
 Message: TypeAlias = Mapping[str, str]
-"""{"role": "system" | "user" | "assistant", "content": "..."}"""
+"""{"role": "system" | "developer" | "user" | "assistant" | "tool", "content": "..."}"""
 
 M = TypeVar("M", bound=ProtoMessage)
 
@@ -43,6 +43,7 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    continue_final_message: bool
 
 
 def generate_request(
@@ -75,6 +76,7 @@ def generate_request(
         messages=chat_messages(messages),
         token_ids=token_ids,
         stop=[stop] if isinstance(stop, str) else stop,
+        continue_final_message=options.get("continue_final_message"),
         sampling=sampling,
     )
 

@@ -67,11 +67,18 @@ class Client:
         text: str | None = None,
         *,
         messages: Sequence[Message] | None = None,
+        continue_final_message: bool = False,
         model: str = "",
         timeout_s: float = 10.0,
     ) -> list[int]:
         """The token ids that `generate` would make of the same prompt."""
-        request = made(inference_pb2.TokenizeRequest, model=model, text=text, messages=chat_messages(messages))
+        request = made(
+            inference_pb2.TokenizeRequest,
+            model=model,
+            text=text,
+            messages=chat_messages(messages),
+            continue_final_message=continue_final_message,
+        )
         return list(self._unary(self._inference.Tokenize, request, timeout_s).token_ids)
 
     def models(self, *, timeout_s: float = 10.0) -> list[inference_pb2.Model]:

@@ -79,7 +79,14 @@ class Router:
         self._discovery = Discovery(settings, fleet=fleet, chain=chain, clock=clock)
         self._tracker = Tracker(settings, fleet=fleet, index=index, clock=clock)
         self._offload = offload = Offload()
-        served = ServedModel(name=name, tokenizer=tokenizer, fleet=fleet, offload=offload, clock=clock)
+        served = ServedModel(
+            name=name,
+            tokenizer=tokenizer,
+            fleet=fleet,
+            offload=offload,
+            clock=clock,
+            allow_special_tokens_in_content=settings.allow_special_tokens_in_content,
+        )
         bounds = convert.Bounds(max_messages=settings.max_messages, max_prompt_bytes=settings.max_prompt_bytes)
         self._server = GrpcServer(
             settings.host,

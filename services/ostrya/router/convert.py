@@ -13,12 +13,12 @@ from typing import TypeAlias
 from ostrya.api.v1 import common_pb2, inference_pb2, worker_pb2
 from ostrya.errors import InvalidRequest, UnknownModel
 from ostrya.service.bounds import MAX_STOP_TOKEN_IDS, check_name, check_number
-from ostrya.text.chat import Message
+from ostrya.text.chat import Chat, Message
 
 MAX_TEMPERATURE = 100.0
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "developer", "tool")
 
 _ID_BYTES = 4
 """What a token id counts towards `max_prompt_bytes`; as text it would be about as much."""
@@ -59,7 +59,7 @@ class Sampling:
     ignore_eos: bool | None
 
 
-Prompt: TypeAlias = "str | tuple[Message, ...] | array[int]"
+Prompt: TypeAlias = "str | Chat | array[int]"
 """Plain text, chat messages, or token ids."""
 
 
@@ -107,12 +107,15 @@ def asked(
     )
 
 
-def text_prompt(request: inference_pb2.TokenizeRequest, *, model: str, bounds: Bounds) -> str | tuple[Message, ...]:
+def text_prompt(request: inference_pb2.TokenizeRequest, *, model: str, bounds: Bounds) -> str | Chat:
     """What is to be tokenized."""
     check_model(request.model, known=model)
     given = [name for name, there in (("text", request.HasField("text")), ("messages", request.messages)) if there]
     _exactly_one(given, "text, messages")
-    return _text(request.text, bounds) if given == ["text"] else _messages(request.messages, bounds)
+    if given == ["messages"]:
+        return _chat(request, bounds)
+    _check_nothing_to_continue(request)
+    return _text(request.text, bounds)
 
 
 def tokenized(token_ids: "array[int]") -> inference_pb2.TokenizeResponse:
@@ -155,10 +158,11 @@ def _prompt(request: inference_pb2.GenerateRequest, bounds: Bounds, limits: Limi
     )
     given = [name for name, is_there in there if is_there]
     _exactly_one(given, "text, messages, token_ids")
+    if given == ["messages"]:
+        return _chat(request, bounds)
+    _check_nothing_to_continue(request)
     if given == ["token_ids"]:
         return _token_ids(request.token_ids, "token_ids", limits)
-    if given == ["messages"]:
-        return _messages(request.messages, bounds)
     text = _text(request.text, bounds)
     if not text:
         raise InvalidRequest("text", "empty", "at least one character")
@@ -179,6 +183,19 @@ def check_bytes(field: str, num_bytes: int, bounds: Bounds) -> None:
 def _exactly_one(given: Sequence[str], kinds: str) -> None:
     if len(given) != 1:
         raise InvalidRequest("prompt", f"given as {' and '.join(given) or 'nothing'}", f"exactly one of {kinds}")
+
+
+def _chat(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, bounds: Bounds) -> Chat:
+    messages = _messages(request.messages, bounds)
+    if request.continue_final_message and messages[-1].role != "assistant":
+        what = f"true with a last message of role {messages[-1].role!r}"
+        raise InvalidRequest("continue_final_message", what, "true only with a last message of role 'assistant'")
+    return Chat(messages=messages, continue_final_message=request.continue_final_message)
+
+
+def _check_nothing_to_continue(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> None:
+    if request.continue_final_message:
+        raise InvalidRequest("continue_final_message", "true without messages", "true only with messages")
 
 
 def _messages(messages: Sequence[inference_pb2.ChatMessage], bounds: Bounds) -> tuple[Message, ...]:

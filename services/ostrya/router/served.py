@@ -1,15 +1,18 @@
 """The one model this router serves: its name, its text side, and the limits its replicas report."""
 
+import logging
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ostrya.errors import InvalidRequest, NoReplica
 from ostrya.router.convert import Limits, Prompt
 from ostrya.router.fleet import Fleet
 from ostrya.router.offload import Offload
 from ostrya.router.types import ReplicaState
-from ostrya.text.chat import ChatTemplate, Message
+from ostrya.text.chat import Chat, ChatTemplate, Message, fresh_mark
 from ostrya.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 _REFRESH_S = 1.0
 """How old limits may get: they change only when replicas with other settings join."""
@@ -30,13 +33,24 @@ class ServedModel:
     """Shared by all requests."""
 
     def __init__(
-        self, *, name: str, tokenizer: Tokenizer, fleet: Fleet, offload: Offload, clock: Callable[[], float]
+        self,
+        *,
+        name: str,
+        tokenizer: Tokenizer,
+        fleet: Fleet,
+        offload: Offload,
+        clock: Callable[[], float],
+        allow_special_tokens_in_content: bool = False,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
         self._template = ChatTemplate(
             tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
         )
+        if self._template.problem:
+            fields = {"why": self._template.problem}
+            log.warning("chat is refused; text and token ids are served", extra={"fields": fields})
+        self._trusts_content = allow_special_tokens_in_content
         self._fleet = fleet
         self._offload = offload
         self._clock = clock
@@ -74,17 +88,26 @@ class ServedModel:
         context_tokens = self.limits().context_tokens
         if isinstance(prompt, str):
             return await self._offload.in_thread(lambda: self._encode(prompt, context_tokens), num_bytes=len(prompt))
-        num_bytes = sum(len(message.content) for message in prompt)
+        num_bytes = sum(len(message.content) for message in prompt.messages)
         return await self._offload.in_thread(lambda: self._encode_chat(prompt, context_tokens), num_bytes=num_bytes)
 
     def _encode(self, text: str, context_tokens: int) -> "array[int]":
         self._refuse_hopeless(text, context_tokens)
         return array("I", self.tokenizer.encode(text))
 
-    def _encode_chat(self, messages: Sequence[Message], context_tokens: int) -> "array[int]":
-        text = self._template.render(messages)
-        self._refuse_hopeless(text, context_tokens)
-        return array("I", self.tokenizer.encode(text, add_prefix=False))
+    def _encode_chat(self, chat: Chat, context_tokens: int) -> "array[int]":
+        mark = fresh_mark()
+        messages = chat.messages if self._trusts_content else tuple(self._marked(one, mark) for one in chat.messages)
+        text = self._template.render(messages, continue_final_message=chat.continue_final_message)
+        if mark not in text:
+            self._refuse_hopeless(text, context_tokens)
+            return array("I", self.tokenizer.encode(text, add_prefix=False))
+        self._refuse_hopeless(text.replace(mark, ""), context_tokens)
+        return array("I", self.tokenizer.encode_marked(text, mark))
+
+    def _marked(self, message: Message, mark: str) -> Message:
+        content = self.tokenizer.mark(message.content, mark)
+        return message if content is message.content else Message(role=message.role, content=content)
 
     def _refuse_hopeless(self, text: str, context_tokens: int) -> None:
         """Counts a very long text slice by slice: 8 MB tokenized in one go would take seconds and gigabytes."""

@@ -31,6 +31,8 @@ class RouterSettings:
     """Messages of one chat."""
     max_prompt_bytes: int = 4 << 20
     """UTF-8 bytes of a text, or of all messages of a chat; a token id counts 4. About a million tokens."""
+    allow_special_tokens_in_content: bool = False
+    """Whether a special token written in a chat message's content becomes that token. Off, nobody can forge a turn."""
     max_attempts: int = 3
     """Replicas that may fail a request in a row, without a token in between, before it fails with UNAVAILABLE."""
     discovery: Literal["registry", "kubernetes", "static"] = "registry"

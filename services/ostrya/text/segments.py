@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 
 from tokenizers import AddedToken
 
+from ostrya.text.specials import alternatives
+
 MIN_SEGMENT_CHARS = 64
 """Shorter ones are encoded again: the look-up would cost as much."""
 
@@ -31,8 +33,7 @@ class SegmentCache:
     ) -> None:
         self._encode = encode
         self._ids = {token.content: token_id for token_id, token in added.items()}
-        longest_first = sorted(self._ids, key=len, reverse=True)
-        self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+        self._pattern = re.compile(f"({alternatives(self._ids)})") if self._ids else None
         self._max_chars = max_chars
         self._cached: OrderedDict[str, array[int]] = OrderedDict()
         self._num_chars = 0

@@ -10,11 +10,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 
 from ostrya.errors import ModelLoadError
 from ostrya.text.formats import JsonValue, Stored, from_directory, from_gguf
 from ostrya.text.segments import SegmentCache
+from ostrya.text.specials import SpecialTokens
 from ostrya.text.turns import ending_ids
+
+_SLICE_CHARS, _OVERLAP_CHARS = 1 << 14, 1 << 10
+"""A long text is looked at in slices, which go over one another by more than a special token is long."""
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
@@ -33,6 +38,14 @@ class Tokenizer:
         self._backend = stored.backend
         self._prefix_ids = stored.prefix_ids
         self._added: dict[int, AddedToken] = stored.backend.get_added_tokens_decoder()
+        self._specials = {token.content: id for id, token in self._added.items() if token.special}
+        self._special_ids = frozenset(self._specials.values())
+        self.special_tokens = SpecialTokens(self._specials)
+        self._is_rewritten = description["normalizer"] is not None and any(
+            token.normalized for token in self._added.values() if token.special
+        )
+        """Whether a text that spells no special token may become one that does."""
+        self._without_specials, self._own_ids = _without_specials(stored.backend, self._added)
         self._byte_level = _is_byte_level(description["decoder"])
         self._bytes: dict[int, bytes] = {}
         self._segments = SegmentCache(self._encode_plain, self._added) if _splits_exactly(description) else None
@@ -55,6 +68,46 @@ class Tokenizer:
         has_prefix = not add_prefix or tuple(ids[: len(self._prefix_ids)]) == self._prefix_ids
         return ids if has_prefix else [*self._prefix_ids, *ids]
 
+    def mark(self, content: str, mark: str) -> str:
+        """A message's content, for a template, with `mark` in all that would become a special token.
+
+        Not for an event loop: it looks at all of it.
+        """
+        if not self._is_rewritten:
+            return self.special_tokens.marked(content, mark)
+        inside: set[int] = set()
+        for begin in range(0, len(content), _SLICE_CHARS):
+            piece = content[begin : begin + _SLICE_CHARS + _OVERLAP_CHARS]
+            encoding = self._backend.encode_batch([piece], add_special_tokens=False)[0]
+            for id, (first, end) in zip(encoding.ids, encoding.offsets, strict=True):
+                if id in self._special_ids:
+                    inside.update(range(begin + first, begin + end))
+        return "".join(char + mark if at in inside else char for at, char in enumerate(content)) if inside else content
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """Token ids of what a template made of marked contents: special tokens with the mark in them are text."""
+        ids: list[int] = []
+        begin = 0
+        for start, end in self.special_tokens.spans(text):
+            if not text.startswith(mark, end):  # a special token of one character has its mark behind it
+                ids += self._encode_content(text[begin:start], mark)
+                ids.append(self._specials[text[start:end]])
+                begin = end
+        return ids + self._encode_content(text[begin:], mark)
+
+    def _encode_content(self, piece: str, mark: str) -> list[int]:
+        if mark not in piece:
+            return self.encode(piece, add_prefix=False) if piece else []
+        ids = self._encode_without_specials(piece.replace(mark, ""))
+        if not self._special_ids.isdisjoint(ids):
+            # The model itself knows the text of a special token: then not as a whole.
+            return [id for part in piece.split(mark) if part for id in self._encode_without_specials(part)]
+        return ids
+
+    def _encode_without_specials(self, text: str) -> list[int]:
+        ids = self._without_specials.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return [self._own_ids.get(id, id) for id in ids] if self._own_ids else ids
+
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of token ids, without special tokens; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
@@ -66,6 +119,10 @@ class Tokenizer:
             known = self._bytes[token_id] = self._find_bytes(token_id)
         return known
 
+    def special_text(self, token_id: int) -> str:
+        """How a special token is written; empty for any other."""
+        return self._added[token_id].content if token_id in self._special_ids else ""
+
     def _find_bytes(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
         if added is not None:
@@ -76,6 +133,20 @@ class Tokenizer:
     def _encode_plain(self, text: str) -> list[int]:
         # `encode` holds the interpreter lock to its end, which for a long text stops every other stream; this does not.
         return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
+def _without_specials(backend: Backend, added: dict[int, AddedToken]) -> tuple[Backend, dict[int, int]]:
+    """The same tokenizer without its special tokens, sharing all that is large, and {its id: the right id} where its
+    other added tokens got other ids."""
+    plain = Backend(backend.model)
+    if backend.normalizer is not None:
+        plain.normalizer = backend.normalizer
+    if backend.pre_tokenizer is not None:
+        plain.pre_tokenizer = backend.pre_tokenizer
+    others = {id: token for id, token in added.items() if not token.special}
+    plain.add_tokens(list(others.values()))
+    own = {plain.token_to_id(token.content): id for id, token in others.items()}
+    return plain, {plain_id: id for plain_id, id in own.items() if plain_id is not None and plain_id != id}
 
 
 def _fingerprint(description: dict[str, JsonValue]) -> str:

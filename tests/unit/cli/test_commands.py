@@ -68,8 +68,17 @@ def test_a_timeout_that_leaves_no_time_is_a_usage_error(run: Run, router: FakeRo
     assert router.requests == []
 
 
-def test_raw_and_system_exclude_each_other(run: Run) -> None:
-    result = run("generate", "hi", "--raw", "--system", "x")
+def test_an_answer_may_be_begun(run: Run, router: FakeRouter) -> None:
+    assert run("generate", "Is it hard?", "--begin-with", "Yes, ").exit_code == 0
+    request = router.requests[0]
+    said = [(message.role, message.content) for message in request.messages]
+    assert said == [("user", "Is it hard?"), ("assistant", "Yes, ")]
+    assert request.continue_final_message
+
+
+@pytest.mark.parametrize("option", ["--system", "--begin-with"])
+def test_raw_and_chat_messages_exclude_each_other(run: Run, option: str) -> None:
+    result = run("generate", "hi", "--raw", option, "x")
     assert result.exit_code == 2
     assert "--raw" in result.stderr
 

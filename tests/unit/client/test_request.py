@@ -66,3 +66,9 @@ def test_a_misspelled_option_is_refused_and_not_ignored() -> None:
 
 def test_one_stop_string_is_one_stop_string() -> None:
     assert list(generate_request("a", None, None, {"stop": "END"}).stop) == ["END"]
+
+
+def test_an_answer_that_was_begun_is_asked_to_go_on() -> None:
+    begun: list[Message] = [{"role": "assistant", "content": "Yes, "}]
+    assert generate_request(None, begun, None, {"continue_final_message": True}).continue_final_message
+    assert not generate_request(None, begun, None, {}).continue_final_message

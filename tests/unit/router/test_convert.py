@@ -8,7 +8,7 @@ import pytest
 from ostrya.api.v1 import common_pb2, inference_pb2
 from ostrya.errors import InvalidRequest, UnknownModel
 from ostrya.router import convert
-from ostrya.text.chat import Message
+from ostrya.text import chat
 
 LIMITS = convert.Limits(context_tokens=100, vocab_size=50)
 BOUNDS = convert.Bounds(max_messages=3, max_prompt_bytes=1_000)
@@ -29,7 +29,14 @@ def asked(request: Request) -> convert.Asked:
         (Request(text=""), "text", ("empty",)),
         (Request(text="a", token_ids=[1]), "prompt", ("text and token_ids", "one of")),
         (Request(text="", messages=[Chat(role="user")]), "prompt", ("text and messages",)),
-        (Request(messages=[Chat(role="user"), Chat(role="tool")]), "messages[1].role", ("'tool'", "assistant")),
+        (Request(messages=[Chat(role="user"), Chat(role="robot")]), "messages[1].role", ("'robot'", "developer")),
+        (Request(text="a", continue_final_message=True), "continue_final_message", ("without messages",)),
+        (Request(token_ids=[1], continue_final_message=True), "continue_final_message", ("without messages",)),
+        (
+            Request(messages=[Chat(role="user", content="a")], continue_final_message=True),
+            "continue_final_message",
+            ("'user'", "'assistant'"),
+        ),
         (Request(token_ids=[1, 50]), "token_ids[1]", ("50", "0 to 49")),
         (Request(text="a", sampling=Params(temperature=-0.5)), "sampling.temperature", ("-0.5", "[0, 100]")),
         (Request(text="a", sampling=Params(temperature=101)), "sampling.temperature", ("101",)),
@@ -83,8 +90,27 @@ def test_zero_is_not_absent() -> None:
 
 def test_each_kind_of_prompt_arrives_typed() -> None:
     assert asked(Request(text="a")).prompt == "a"
-    assert asked(Request(messages=[Chat(role="user", content="b")])).prompt == (Message(role="user", content="b"),)
-    assert list(asked(Request(token_ids=[3, 4])).prompt) == [3, 4]
+    hello = chat.Chat(messages=(chat.Message(role="user", content="b"),))
+    assert asked(Request(messages=[Chat(role="user", content="b")])).prompt == hello
+    assert asked(Request(token_ids=[3, 4])).prompt == array("I", [3, 4])
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
+def test_each_role_of_a_conversation_is_taken(role: str) -> None:
+    messages = [Chat(role=role, content="a")]
+    expected = chat.Chat(messages=(chat.Message(role=role, content="a"),))
+    assert asked(Request(messages=messages)).prompt == expected
+    assert (
+        convert.text_prompt(inference_pb2.TokenizeRequest(messages=messages), model="tiny", bounds=BOUNDS) == expected
+    )
+
+
+def test_a_begun_answer_stays_open_when_asked_to() -> None:
+    messages = [Chat(role="assistant", content="a")]
+    expected = chat.Chat(messages=(chat.Message(role="assistant", content="a"),), continue_final_message=True)
+    assert asked(Request(messages=messages, continue_final_message=True)).prompt == expected
+    request = inference_pb2.TokenizeRequest(messages=messages, continue_final_message=True)
+    assert convert.text_prompt(request, model="tiny", bounds=BOUNDS) == expected
 
 
 @pytest.mark.parametrize(
@@ -106,7 +132,9 @@ def test_what_does_not_fit_the_context_is_refused_with_both_numbers(
 
 def test_what_just_fits_is_taken() -> None:
     assert asked(Request(text="é" * 500)).prompt == "é" * 500
-    assert len(asked(Request(messages=[Chat(role="user", content="a" * 333)] * 3)).prompt) == 3
+    messages = (chat.Message(role="user", content="a" * 333),) * 3
+    given = Request(messages=[Chat(role="user", content="a" * 333)] * 3)
+    assert asked(given).prompt == chat.Chat(messages=messages)
     params = Params(stop_token_ids=[1] * 1024)
     assert asked(Request(token_ids=[7] * 99, sampling=params)).prompt == array("I", [7] * 99)
     convert.check_length(99, max_tokens=None, limits=LIMITS)
@@ -142,7 +170,7 @@ def test_what_is_packed_in_slices_is_whole(num_tokens: int) -> None:
     request = Request(token_ids=ids) if ids else Request(text="a")
     asked = convert.asked(request, model="tiny", bounds=bounds, limits=limits, draw_seed=lambda: 1)
     if ids:
-        assert list(asked.prompt) == ids
+        assert asked.prompt == array("I", ids)
     assert list(convert.prompt_message(array("I", ids)).token_ids) == ids
     assert list(convert.tokenized(array("I", ids)).token_ids) == ids
 

@@ -3,21 +3,31 @@
 import itertools
 import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostrya.text.detokenize import Detokenizer, StopMatcher
+from ostrya.text.specials import SpecialTokens
 from ostrya.text.tokenizer import Tokenizer
 
 few = st.text(alphabet="abc", max_size=30)
 stops = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_size=1, max_size=4)
 
 
+END, TURN = 256, 257
+
+
 class Bytes:
-    """Token ids are bytes."""
+    """Token ids are bytes, and two special tokens."""
+
+    special_tokens = SpecialTokens(["<end>", "<turn>"])
 
     def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id])
+        return bytes([token_id]) if token_id < END else b""
+
+    def special_text(self, token_id: int) -> str:
+        return {END: "<end>", TURN: "<turn>"}.get(token_id, "")
 
 
 @given(raw=st.binary(max_size=60))
@@ -96,6 +106,35 @@ def test_a_held_back_beginning_is_shown_at_the_end() -> None:
 def test_a_stop_string_may_span_tokens_and_characters_of_several_bytes() -> None:
     stream = Detokenizer(Bytes(), stop=("é🌲",))
     assert "".join(map(stream.push, "café🌲!".encode())) == "caf"
+
+
+@pytest.mark.parametrize(
+    ("stop", "tokens", "shown", "stops"),
+    [
+        ("<end>", [*b"one", END, *b"two"], "one", True),
+        ("<end>", [*b"one<end>two"], "one", True),
+        ("<end>", [*b"one", TURN, *b"two"], "onetwo", False),
+        ("<end>\n", [*b"one", END, *b"two", END, *b"\nthree"], "onetwo", True),
+        ("one<turn>user", [*b"a one", TURN, *b"us", TURN, *b"one", TURN, *b"user"], "a oneus", True),
+        ("<turn><end>", [*b"one", TURN, TURN, END], "one", True),
+        ("turn", [*b"one", TURN, *b"two"], "onetwo", False),
+        ("one two", [*b"one ", TURN, *b"two"], "", True),
+        ("\u00e9", [0xC3, END, 0xA9], "", True),
+    ],
+)
+def test_a_special_token_in_a_stop_string_is_that_token_and_no_part_of_the_text(
+    stop: str, tokens: list[int], shown: str, stops: bool
+) -> None:
+    stream = Detokenizer(Bytes(), stop=(stop,))
+    assert "".join([*map(stream.push, tokens), stream.finish()]) == shown
+    assert stream.stopped is stops
+
+
+def test_a_real_special_token_is_known_by_its_text(tokenizer: Tokenizer) -> None:
+    stream = Detokenizer(tokenizer, stop=("<|im_end|>",))
+    ids = tokenizer.encode("Hi<|im_start|> there<|im_end|>you")
+    assert "".join(map(stream.push, ids)) == "Hi there"
+    assert stream.stopped
 
 
 def test_time_does_not_grow_with_the_answer() -> None:

@@ -26,8 +26,11 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """"system", "user" or "assistant"."""
+    """"system", "developer", "user", "assistant" or "tool"; a model's template may refuse some."""
     content: _builtins.str
+    """Text, whatever it spells: a special token written in it is read as its characters, unless the router is set to
+    allow_special_tokens_in_content.
+    """
     def __init__(
         self,
         *,
@@ -59,12 +62,17 @@ class GenerateRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client, or empty: the server makes one. At most 128 printable ASCII characters without spaces."""
     model: _builtins.str
     """Empty: the pool's only model. At most 256 characters."""
     text: _builtins.str
-    """At most 4 MiB of UTF-8."""
+    """At most 4 MiB of UTF-8. As it is: a special token written in it becomes that token."""
+    continue_final_message: _builtins.bool
+    """The last message, which is the assistant's, is the beginning of the answer: it stays open and the answer goes on
+    from its end. Without this the answer is a new turn, whoever spoke last.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """At most 4,096, with contents of 4 MiB of UTF-8 together."""
@@ -77,7 +85,9 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> _common_pb2.SamplingParams: ...
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The answer ends before the first of these; at most 16, each 1 to 256 bytes."""
+        """The answer ends before the first of these; at most 16, each 1 to 256 bytes. The text of a special token stands for
+        that token too, although it is no part of the answer's text.
+        """
 
     def __init__(
         self,
@@ -89,10 +99,11 @@ class GenerateRequest(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
+        continue_final_message: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "sampling", b"sampling", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "messages", b"messages", "model", b"model", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "continue_final_message", b"continue_final_message", "messages", b"messages", "model", b"model", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
     _WhichOneofArgType__text: _TypeAlias = _typing.Literal["_text", b"_text"]  # noqa: Y015
@@ -154,9 +165,12 @@ class TokenizeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Limits as in GenerateRequest."""
     text: _builtins.str
+    continue_final_message: _builtins.bool
+    """As in GenerateRequest."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     def __init__(
@@ -165,10 +179,11 @@ class TokenizeRequest(_message.Message):
         model: _builtins.str = ...,
         text: _builtins.str | None = ...,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        continue_final_message: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "messages", b"messages", "model", b"model", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "continue_final_message", b"continue_final_message", "messages", b"messages", "model", b"model", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
     _WhichOneofArgType__text: _TypeAlias = _typing.Literal["_text", b"_text"]  # noqa: Y015
