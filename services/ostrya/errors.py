@@ -12,7 +12,7 @@
     ├── ModelLoadError                     weights or tokenizer cannot be used; fatal at start
     ├── ConfigError (also ValueError)      settings that cannot work; lists all of them at once
     └── StateError                         what processes share through Redis
-        ├── StateUnavailable               Redis cannot be reached; never fails a request
+        ├── StateUnavailable               Redis cannot be reached, or refuses; never fails a request
         └── Fenced                         another process has taken this worker's identity
 
 Messages say what, value, limit, what to do. gRPC codes for these are chosen in service/status.py and nowhere else.
@@ -88,7 +88,12 @@ class StateError(OstryaError):
 
 
 class StateUnavailable(StateError):
-    """Redis cannot be reached."""
+    """Redis cannot be reached, or answers and refuses."""
+
+    def __init__(self, message: str, *, refusal: str = "") -> None:
+        super().__init__(message)
+        self.refusal = refusal
+        """What it answered, one of state/connection.py's Refusal; empty = nothing."""
 
 
 class Fenced(StateError):

@@ -48,11 +48,16 @@ async def running(work: Callable[[], Coroutine[object, object, None]]) -> AsyncI
 
 @asynccontextmanager
 async def publishing(
-    url: str, worker_id: str = "w0", *, address: str = "127.0.0.1:1", jitter: float = 0.0
+    url: str,
+    worker_id: str = "w0",
+    *,
+    address: str = "127.0.0.1:1",
+    jitter: float = 0.0,
+    refused: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Publisher]:
     """A publisher at work; it vanishes without leaving, as a killed worker does."""
     settings = WorkerSettings(worker_id=worker_id, redis_url=url)
-    publisher = Publisher(settings, member=member(worker_id, address), jitter=lambda: jitter)
+    publisher = Publisher(settings, member=member(worker_id, address), jitter=lambda: jitter, refused=refused)
     try:
         async with running(publisher.run):
             yield publisher

@@ -117,6 +117,20 @@ class Record:
     drains: int = 0
 
 
+class _Health(health.aio.HealthServicer):
+    def __init__(self, answer: Gate) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def Check(
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
+    ) -> health_pb2.HealthCheckResponse:
+        await self._answer.passed()
+        return await super().Check(request, context)
+
+
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     """`async with FakeWorker(...) as worker` serves on `worker.address` and says SERVING."""
 
@@ -129,6 +143,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         """Passed once by each request before its first token."""
         self.next_token = Gate()
         """Passed before each later message."""
+        self.answer = Gate()
+        """Passed by each GetInfo and health check; closed, the worker hangs, while its streams hold."""
         self.address = ""
         self.active = 0
         self.is_cordoned = False
@@ -137,7 +153,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self._port = port
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
-        self._health = health.aio.HealthServicer()
+        self._health = _Health(self.answer)
         self._death: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "FakeWorker":
@@ -151,7 +167,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         """Binds (again on the same port after a stop) and says SERVING."""
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
-        self._health = health.aio.HealthServicer()
+        self._health = _Health(self.answer)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
         self.address = f"127.0.0.1:{self._port}"
@@ -191,6 +207,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def GetInfo(
         self, request: worker_pb2.GetInfoRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> worker_pb2.GetInfoResponse:
+        await self.answer.passed()
         who = self.identity
         return worker_pb2.GetInfoResponse(
             worker_id=who.worker_id,

@@ -276,7 +276,7 @@ def test_sigterm_while_loading_ends_at_once(tmp_path: Path) -> None:
         assert running.process.wait(30) == 0
 
 
-async def test_registered_worker_leaves_redis_and_a_younger_one_fences_it(tmp_path: Path) -> None:
+async def test_registered_worker_says_what_redis_refuses_leaves_it_and_a_younger_one_fences_it(tmp_path: Path) -> None:
     redis = start_redis()
     connection = Connection(redis.url)
     settings = dataclasses.replace(SETTINGS, redis_url=redis.url)
@@ -287,6 +287,12 @@ async def test_registered_worker_leaves_redis_and_a_younger_one_fences_it(tmp_pa
             row = (await rows(connection))["w-0"]
             assert (row.address, row.schema) == (address, keys.SCHEMA)
             assert await running.metric("ostrya_worker_registered") == 1
+            assert await running.metric("ostrya_worker_redis_writable") == 1
+            await connection.call("CONFIG", "SET", "maxmemory", "1")
+            assert running.fields("Redis refuses writes; serving on")["refusal"] == "oom"
+            assert await running.metric("ostrya_worker_redis_refusals_total", reason="oom") >= 1
+            assert await running.metric("ostrya_worker_redis_writable") == 0
+            await connection.call("CONFIG", "SET", "maxmemory", "0")
             (tmp_path / "younger").mkdir()
             with worker(tmp_path / "younger", settings=settings) as younger:
                 younger.fields("registered")

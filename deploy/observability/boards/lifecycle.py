@@ -41,12 +41,29 @@ STATES = Row(
         ),
         Panel(
             title="Leases",
-            text="Whether Redis has each worker's lease. A ready worker without one gets no work from routers that "
-            "discover through Redis.",
+            text="Whether Redis has each worker's lease. A ready worker without one is used while it answers the "
+            "routers that know it; those that start now do not find it through Redis.",
             queries=(Query(f"max by (replica) ({worker('registered')})", "{{replica}}"),),
             kind="state-timeline",
             names=((0, "no lease", "red"), (1, "registered", "green")),
             width=6,
+        ),
+        Panel(
+            title="Redis takes writes",
+            text="Whether Redis takes what each worker writes. Refused: it answers and will not, so leases run out and "
+            "routers ask the workers themselves; nothing fails, but nobody can register.",
+            queries=(Query(f"max by (replica) ({worker('redis_writable')})", "{{replica}}"),),
+            kind="state-timeline",
+            names=((0, "refused", "red"), (1, "writable", "green")),
+            width=12,
+        ),
+        Panel(
+            title="Writes refused by Redis",
+            text="By Redis' reason: oom = memory full, readonly = a replica, noreplicas = too few replicas, misconf = "
+            "disk. Each worker tries again every 2 s at most. Anything above 0 is a fault of Redis.",
+            queries=(Query(rate(worker("redis_refusals_total"), "reason"), "{{reason}}"),),
+            unit="ops",
+            width=12,
         ),
     ),
 )

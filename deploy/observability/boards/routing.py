@@ -92,8 +92,8 @@ INDEX = Row(
     (
         Panel(
             title="What routers know",
-            text="fresh = index and load followed; frozen = Redis is away, the index ages; no index; no load = routing "
-            "by two random choices. Only fresh is normal; none of them fails a request.",
+            text="fresh = index and load followed; frozen = Redis is away or refuses writes, the index ages; no index; "
+            "no load = routing by two random choices. Only fresh is normal; none of them fails a request.",
             queries=(Query(f"max by (replica) ({router('knowledge_level')})", "{{replica}}"),),
             kind="state-timeline",
             names=(
@@ -116,7 +116,8 @@ INDEX = Row(
         ),
         Panel(
             title="Index age",
-            text="Seconds since a router last heard from Redis; 0 while it follows. Rising means that Redis is away.",
+            text="Seconds since a router last heard of a replica through Redis; 0 while it follows. Rising means that "
+            "Redis is away, or that no worker can write to it.",
             queries=(Query(f"max by (replica) ({router('index_age_seconds')})", "{{replica}}"),),
             unit="s",
             steps=(Step(10, "red"),),
@@ -165,8 +166,9 @@ FLEET = Row(
         ),
         Panel(
             title="Kept from new work",
-            text="Replicas that are known and get nothing new, by reason. no_lease = Redis has no sign of life; "
-            "maintenance = only long requests go elsewhere.",
+            text="Replicas that are known and get nothing new, by reason. no_lease = no sign of life, in Redis or when "
+            "asked; maintenance = only long requests go elsewhere; lease_not_renewed = no lease, but it answers: it "
+            "works as before, with fading prefix credit.",
             queries=(Query(f"max by (hold) ({router('replica_holds')})", "{{hold}}"),),
             decimals=0,
         ),

@@ -68,7 +68,7 @@ def in_words(decision: "ExplainRouteResponse") -> str:
     if decision.attempt > 1:
         words.append(f"This was try {decision.attempt}: a replica chosen earlier failed before its first token.")
     if decision.level > admin_pb2.KNOWLEDGE_LEVEL_FRESH:
-        words.append(f"The index had not heard from Redis for {decision.index_age_s:.1f} s.")
+        words.append(f"The index had heard of no replica through Redis for {decision.index_age_s:.1f} s.")
     if decision.beta > 1.005:
         words.append(f"Requests were queueing, so computing tokens counted {decision.beta:.1f} times.")
     return " ".join(words)

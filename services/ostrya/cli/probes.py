@@ -28,6 +28,7 @@ from ostrya.cli.diagnosis.facts import (
     PrometheusFacts,
     RedisFacts,
     RouterFacts,
+    Standing,
     TlsFacts,
 )
 from ostrya.cli.dialling import dial
@@ -193,14 +194,25 @@ async def _ask_redis(connection: Connection, where: str) -> RedisFacts:
     sent_s, began_s = time.time(), time.monotonic()
     seconds, microseconds = cast("tuple[int, int]", await connection.call("TIME"))
     clock = _clock(seconds + microseconds / 1e6, sent_s, began_s)
-    return RedisFacts(where=where, latency_s=latency_s, clock=clock, memory=await _memory(connection))
-
-
-async def _memory(connection: Connection) -> Memory | None:
+    found = RedisFacts(where=where, latency_s=latency_s, clock=clock)
     try:
         info = cast("Mapping[str, object]", await connection.call("INFO"))
     except StateUnavailable:
-        return None  # an ACL may forbid it
+        return found  # an ACL may forbid it
+    return replace(found, memory=_memory(info), standing=_standing(info))
+
+
+def _standing(info: Mapping[str, object]) -> Standing:
+    is_replica = info.get("role") == "slave" and str(info.get("slave_read_only")) == "1"
+    return Standing(
+        master=f"{info.get('master_host')}:{info.get('master_port')}" if is_replica else "",
+        # Only there if it wants any.
+        lacks_replicas=str(info.get("min_slaves_good_slaves", 1)) == "0",
+        is_disk_broken="err" in (info.get("rdb_last_bgsave_status"), info.get("aof_last_write_status")),
+    )
+
+
+def _memory(info: Mapping[str, object]) -> Memory:
     return Memory(
         used_bytes=int(str(info["used_memory"])),
         max_bytes=int(str(info["maxmemory"])),

@@ -29,7 +29,7 @@ DECODE_STEP_S = 0.02
 MAX_BUSY = 0.98
 
 CREDIT_HALF_LIFE_S = 60.0
-"""Of a frozen index (architecture section 5)."""
+"""Of a frozen index, or of a replica's part of it (architecture section 5)."""
 
 
 class Scores(NamedTuple):
@@ -47,13 +47,14 @@ def credit_ratio(snapshot: FleetSnapshot) -> float:
     """What the index's word is worth: 1 while it is followed, halved every minute once it is frozen."""
     if snapshot.level is not KnowledgeLevel.FROZEN_INDEX:
         return 1.0 if snapshot.level is KnowledgeLevel.FRESH else 0.0
-    return float(0.5 ** (snapshot.index_age_s / CREDIT_HALF_LIFE_S))
+    return _fading(snapshot.index_age_s)
 
 
 def score(
     replicas: Sequence[ReplicaView], depths: Mapping[int, int], *, num_tokens: int, credit: float = 1.0
 ) -> Scores:
-    """Every replica's terms for a request of `num_tokens`; `depths` are leading routing blocks by slot."""
+    """Every replica's terms for a request of `num_tokens`; `depths` are leading routing blocks by slot, of which
+    `credit` counts, and less where a replica's part of the index is older than the whole."""
     cached, waits, prefills, decodes = [], [], [], []
     typical_rate = _typical_rate(replicas)
     least_rate, most_rate = typical_rate / RATE_TRUST, typical_rate * RATE_TRUST
@@ -66,7 +67,10 @@ def score(
         elif rate > most_rate:
             rate = most_rate
         depth = depths.get(view.slot)
-        usable = int(min(depth * view.page_size * view.routing_stride, last) * credit) if depth else 0
+        worth = credit
+        if (age_s := view.index_age_s) and (own := _fading(age_s)) < credit:
+            worth = own
+        usable = int(min(depth * view.page_size * view.routing_stride, last) * worth) if depth else 0
         # The board counts our own requests too, so the larger of both counts nothing twice; the board's part is
         # worked off while it ages.
         ahead, queued = view.own_prefill_tokens, load.queued_tokens
@@ -88,6 +92,10 @@ def score(
     beta = 1.0 + min(MAX_EXTRA_BETA, sum(waits) / len(waits) / BETA_WAIT_S) if waits else 1.0
     costs = [wait + beta * prefill + decode for wait, prefill, decode in zip(waits, prefills, decodes, strict=True)]
     return Scores(beta, cached, waits, prefills, decodes, costs)
+
+
+def _fading(age_s: float) -> float:
+    return float(0.5 ** (age_s / CREDIT_HALF_LIFE_S))
 
 
 def _overfull_s(busy: float) -> float:

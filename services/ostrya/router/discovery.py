@@ -5,6 +5,7 @@ new work from it if it is one of the settings'.
 static: the addresses in the settings alone.
 kubernetes: the endpoints of the workers' Service. A lease that is over, an endpoint that is not ready, terminating or
 no longer there keeps new work away; a replica without an endpoint goes when its streams have ended.
+A lease is over when it stays away and the replica does not answer for itself (registry.py).
 
 A Link per address finds out who is there and whether it serves. This module decides which addresses deserve one and
 when a replica is gone. Neither Redis nor the Kubernetes API being away decides anything.
@@ -120,18 +121,19 @@ class Discovery:
         return self._registry.addresses if self._cluster.events[WatchEvent.FAILED] else set()
 
     def _holds(self) -> dict[str, tuple[Hold, ...]]:
-        """By address. With static workers alone nothing holds a replica: it serves, or it does not."""
-        if self._settings.discovery == "static":
-            return {}
+        """By address. With static workers alone nothing keeps work from a replica: it serves, or it does not."""
         holds = self._cluster.holds() if self._cluster is not None else {}
         if self._cluster is not None and self._cluster.endpoints is not None:
             gone = self._links.keys() - self._cluster.endpoints.keys()
             holds |= dict.fromkeys(gone, (Hold.TERMINATING,))
-        for worker_id in self._registry.over if self._registry.is_up else ():
-            replica = self._fleet.info(worker_id)
-            # A process that never registered has no lease to lose.
-            if replica is not None and replica.epoch:
-                holds[replica.address] = (*holds.get(replica.address, ()), Hold.NO_LEASE)
+        if self._registry.is_up:
+            over = self._registry.over if self._settings.discovery != "static" else set()
+            for worker_ids, hold in ((over, Hold.NO_LEASE), (self._registry.unrenewed, Hold.LEASE_NOT_RENEWED)):
+                for worker_id in worker_ids:
+                    replica = self._fleet.info(worker_id)
+                    # A process that never registered has no lease to lose.
+                    if replica is not None and (replica.epoch or hold is Hold.LEASE_NOT_RENEWED):
+                        holds[replica.address] = (*holds.get(replica.address, ()), hold)
         return holds
 
     async def _remove_gone(self) -> None:

@@ -71,6 +71,7 @@ class Fleet:
         self._refreshed_at = -math.inf
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
+        self._unheard: Mapping[WorkerId, float] = {}
         self._is_followed = False
         self._followed_at = -math.inf
         self.redis_up = False
@@ -146,6 +147,7 @@ class Fleet:
             slot=self._index.add_slot() if info.prefix_credit else -1,
             min_epoch=min_epoch,
             holds=self._holds.get(info.address, ()),
+            unheard_since=self._unheard.get(info.worker_id, math.inf),
         )
         self._routable_changed()
 
@@ -184,6 +186,18 @@ class Fleet:
             for replica in self._replicas.values():
                 replica.holds = self._holds.get(replica.info.address, ())
             self._routable_changed()
+
+    def set_unheard(self, since: Mapping[WorkerId, float]) -> None:
+        """Who is not heard of through Redis although it can be read, and since when: that part of the index fades."""
+        if since != self._unheard:
+            self._unheard = dict(since)
+            for worker_id, replica in self._replicas.items():
+                replica.unheard_since, replica.view = self._unheard.get(worker_id, math.inf), None
+
+    @property
+    def has_unheard(self) -> bool:
+        """Whether there is somebody who answers and is not heard of through Redis."""
+        return bool(self._unheard)
 
     def registered(self, worker_id: WorkerId, epoch: int) -> None:
         """The same process has a newer epoch in Redis. Keeps channel, slot and credit: its cache is what it was."""
@@ -277,12 +291,16 @@ class Fleet:
             return KnowledgeLevel.NO_LOAD
         if not any(replica.slot >= 0 for replica in self._ready):
             return KnowledgeLevel.NO_INDEX
-        if self._is_followed:
+        if self._is_followed and self._heard_at() == math.inf:
             return KnowledgeLevel.FRESH
         return KnowledgeLevel.FROZEN_INDEX if self._index.num_entries else KnowledgeLevel.NO_INDEX
 
     def _index_age_s(self, now: float) -> float:
-        return 0.0 if self._is_followed else now - self._followed_at
+        return max(0.0, now - (self._heard_at() if self._is_followed else self._followed_at))
+
+    def _heard_at(self) -> float:
+        """When the index last heard of any routable replica; inf = it does now."""
+        return max((replica.unheard_since for replica in self._ready if replica.slot >= 0), default=math.inf)
 
 
 def load_of(report: LoadReport) -> Load:

@@ -93,14 +93,16 @@ class RouterMetrics:
         self.shed = counter("shed", "Requests refused for lack of a place or of a replica.", "reason")
         self.undecodable = counter("undecodable_requests", "Calls whose bytes are not their method's message.")
         self._index_entries = gauge("index_entries", "Distinct routing blocks in the index.")
-        self._index_age_s = gauge("index_age_seconds", "Since the index last heard from Redis.")
+        self._index_age_s = gauge("index_age_seconds", "Since the index last heard of a replica through Redis.")
         self._staleness_s = gauge("index_staleness_seconds", "Since a worker's part of the index was whole.", "worker")
         self._index_ops = counter("index_ops", "Digests applied to the index, and what went wrong.", "op")
         self._level = gauge("knowledge_level", "1 fresh, 2 frozen index, 3 no index, 4 no load data.")
         self._redis_up = gauge("redis_up", "Whether Redis answers.")
         self._workers_ready = gauge("workers_ready", "Routable replicas.")
         self._workers = gauge("workers", "Known replicas by state.", "state")
-        self._holds = gauge("replica_holds", "Replicas kept from new work, by why.", "hold")
+        self._holds = gauge(
+            "replica_holds", "Replicas kept from new work, by why; lease_not_renewed keeps none.", "hold"
+        )
         self._lifecycle = gauge("lifecycle_state", "1 for the state the router is in.", "state")
         self._shown: Count[str] = Count()
         """Index operations counted so far; the follower keeps totals."""

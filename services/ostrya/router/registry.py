@@ -1,15 +1,19 @@
 """Who is registered in Redis, whose lease is over, and the load board, as a router reads them.
 
-Redis being away, emptied or back decides nothing: only a lease that stays away while Redis is there does. What follows
-from a lease that is over depends on the mode of discovery and is decided there.
+Redis being away, emptied or back decides nothing, and neither does one that can be read and not written: a lease that
+stays away while Redis is there is a question to the replica (question.py). Only if that gets no answer is the lease
+over; what follows then depends on the mode of discovery and is decided there.
 """
 
 import logging
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ostrya.errors import StateUnavailable
 from ostrya.router.fleet import Fleet
+from ostrya.router.question import Questions
 from ostrya.router.settings import RouterSettings
 from ostrya.router.types import Load, ReplicaState, WorkerId
 from ostrya.state import board, keys, lease, members
@@ -27,6 +31,14 @@ _GRACE_S = keys.LEASE_MS / 1000 + 2.0
 """After Redis came back, workers have this long to renew or register again."""
 _FORGET_S = 30.0
 """After this a member without a lease is removed from Redis."""
+_REMEMBER_S = 600.0
+"""A replica that answered without a lease is asked for this much longer, even if nothing in Redis names it any more:
+while writes are refused nothing else would bring it back after a break in the network."""
+_ASK_BELOW_S = 1.0
+"""Two renewals are missing from a lease that has less left: asked now, the replica has answered when it ends."""
+DROP_S = 2.0
+"""While a replica answers and its lease stays away: who knows whether this Redis is still the one that workers write
+to? Connections are dropped this often, so that the name is resolved again."""
 
 
 @dataclass(slots=True)
@@ -38,7 +50,13 @@ class _Known:
     """When the row was last there."""
     lease_until: float
     """When the lease ends, or ended."""
+    was_live: bool = False
+    """It had a lease."""
     is_over: bool = False
+    is_unrenewed: bool = False
+    """It would be over, but the replica answers."""
+    answered_at: float = -math.inf
+    """When that was last so."""
 
 
 class Registry:
@@ -50,6 +68,8 @@ class Registry:
         """How often a lease was found to be over."""
         self._fleet, self._clock, self._pool = fleet, clock, settings.pool
         self._connection = Connection(settings.redis_url)
+        self._questions = Questions(pool=settings.pool, max_message_bytes=settings.max_message_bytes)
+        self._dropped_at = clock()
         self._known: dict[WorkerId, _Known] = {}
         self._turn = 0
         self._back_at = clock()
@@ -62,8 +82,13 @@ class Registry:
 
     @property
     def over(self) -> set[WorkerId]:
-        """Members whose lease is over, as long as the fleet knows them or Redis has their row."""
+        """Members whose lease is over, as long as the fleet knows them, Redis has their row, or they may come back."""
         return {worker_id for worker_id, known in self._known.items() if known.is_over}
+
+    @property
+    def unrenewed(self) -> set[WorkerId]:
+        """Members without a lease that answer for themselves."""
+        return {worker_id for worker_id, known in self._known.items() if known.is_unrenewed}
 
     async def poll(self) -> None:
         """Reads what is due."""
@@ -76,12 +101,14 @@ class Registry:
             if self.is_up:
                 log.warning("Redis is gone; keeping the replicas", extra={"fields": {"error": str(error)}})
             self.is_up = self._fleet.redis_up = False
+            self._questions.ask({})
             return
         for worker_id, row in rows.items():
             self._fleet.board(WorkerId(worker_id), _load(row), stamp=row.stamp)
 
     async def close(self) -> None:
-        """Closes the connection."""
+        """Asks nobody any more and closes the connection."""
+        await self._questions.close()
         await self._connection.close()
 
     async def _read_members(self) -> None:
@@ -92,11 +119,34 @@ class Registry:
             self._back_at = now
             self.is_up = self._fleet.redis_up = True
             # What was over before Redis went away may have registered meanwhile, in a Redis that is now empty.
-            self._known = {key: known for key, known in self._known.items() if not known.is_over or key in rows}
+            self._known = {
+                worker_id: known
+                for worker_id, known in self._known.items()
+                if not known.is_over or worker_id in rows or _is_remembered(known, now)
+            }
         for name, member in rows.items():
             self._see(WorkerId(name), member, leases.get(name), now)
+        self._questions.ask({worker_id: self._address(worker_id, known) for worker_id, known in self._doubtful(now)})
         for worker_id, known in list(self._known.items()):
             await self._judge(worker_id, known, now)
+        renew_s = keys.LEASE_MS / 1000
+        self._fleet.set_unheard({one: self._known[one].lease_until - renew_s for one in self.unrenewed})
+        if self.unrenewed and now - self._dropped_at >= DROP_S:
+            self._dropped_at = now
+            await self._connection.drop()
+
+    def _doubtful(self, now: float) -> list[tuple[WorkerId, _Known]]:
+        """Who is to be asked. A row alone, without a lease ever, is no reason to dial its address."""
+        return [
+            (worker_id, known)
+            for worker_id, known in self._known.items()
+            if (known.lease_until - now < _ASK_BELOW_S or known.row_at < now)
+            and (known.was_live or self._fleet.info(worker_id) is not None)
+        ]
+
+    def _address(self, worker_id: WorkerId, known: _Known) -> str:
+        replica = self._fleet.info(worker_id)
+        return replica.address if replica is not None else known.member.address
 
     def _see(self, worker_id: WorkerId, member: Member, remaining_s: float | None, now: float) -> None:
         known = self._known.get(worker_id)
@@ -104,34 +154,49 @@ class Registry:
             known = self._known[worker_id] = _Known(member, now, now)
         known.member, known.row_at = member, now
         if remaining_s is not None:
-            known.lease_until, known.is_over = now + remaining_s, False
+            if known.is_unrenewed:
+                log.info("lease is back", extra={"fields": {"worker_id": worker_id}})
+            known.lease_until, known.was_live, known.is_over, known.is_unrenewed = now + remaining_s, True, False, False
         replica = self._fleet.info(worker_id)
-        # While its stream holds it is the same process, registered anew. Otherwise the link asks who is there.
-        if replica is not None and replica.address == member.address and self._is_connected(worker_id):
+        # While its stream holds it is the same process, registered anew. Otherwise the link asks who is there. A row
+        # without a lease may be that of the process before it.
+        is_same = replica is not None and replica.address == member.address and self._is_connected(worker_id)
+        if is_same and remaining_s is not None:
             self._fleet.registered(worker_id, member.epoch)
 
     async def _judge(self, worker_id: WorkerId, known: _Known, now: float) -> None:
-        """Says that its lease is over, later that nobody needs to know, and in the end removes its rows."""
+        """Says that its lease is over, unless the replica answers; later that nobody needs to know, and in the end
+        removes its rows."""
         has_row = known.row_at == now
         since = max(known.lease_until if has_row else known.row_at, self._back_at)
         # Redis just returned, or lost this row although the worker is plainly there: it will register again.
         is_excused = self._back_at == since or (not has_row and self._is_connected(worker_id))
         away_s = now - since
-        if not known.is_over and away_s >= (_GRACE_S if is_excused else _AWAY_S):
-            known.is_over = True
+        is_away = away_s >= (_GRACE_S if is_excused else _AWAY_S)
+        fields = {"fields": {"worker_id": worker_id, "had_row": has_row}}
+        if is_away and self._questions.answers(worker_id):
+            if not known.is_unrenewed:
+                log.warning("lease is not renewed, but the replica answers; using it", extra=fields)
+            known.is_over, known.is_unrenewed, known.answered_at = False, True, now
+        elif is_away and not known.is_over and not self._questions.is_pending(worker_id):
+            known.is_over, known.is_unrenewed = True, False
             self.num_over += 1
-            fields = {"fields": {"worker_id": worker_id, "had_row": has_row}}
             if has_row or is_excused:
                 log.warning("lease is over", extra=fields)
             else:
                 log.info("worker has left", extra=fields)
-        elif known.is_over and not has_row and self._fleet.info(worker_id) is None:
+        elif known.is_over and not has_row and self._fleet.info(worker_id) is None and not _is_remembered(known, now):
             del self._known[worker_id]
         elif known.is_over and has_row and away_s >= _FORGET_S:
-            await members.forget(self._connection, self._pool, known.member)
+            with suppress(StateUnavailable):  # it may refuse writes; reading it goes on
+                await members.forget(self._connection, self._pool, known.member)
 
     def _is_connected(self, worker_id: WorkerId) -> bool:
         return self._fleet.state(worker_id) in (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.DRAINING)
+
+
+def _is_remembered(known: _Known, now: float) -> bool:
+    return now - known.answered_at < _REMEMBER_S
 
 
 def _load(row: LoadRow) -> Load:

@@ -86,6 +86,8 @@ class Replica:
     board_stamp: int = 0
     own_requests: int = 0
     own_prefill_tokens: int = 0
+    unheard_since: float = math.inf
+    """When it last renewed its lease; inf = it does."""
     view: ReplicaView | None = None
 
     def see(self, now: float) -> ReplicaView:
@@ -100,6 +102,7 @@ class Replica:
             load_age_s=now - self.load_at,
             own_requests=self.own_requests,
             own_prefill_tokens=self.own_prefill_tokens,
+            index_age_s=max(0.0, now - self.unheard_since),
         )
         return self.view
 

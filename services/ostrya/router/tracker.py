@@ -16,6 +16,7 @@ from ostrya.errors import StateError, StateUnavailable
 from ostrya.prefix.events import Event, unpack
 from ostrya.prefix.index import PrefixIndex
 from ostrya.router.fleet import Fleet
+from ostrya.router.registry import DROP_S
 from ostrya.router.settings import RouterSettings
 from ostrya.router.types import WorkerId
 from ostrya.state.connection import Connection
@@ -77,6 +78,7 @@ class Tracker:
         self._reader = JournalReader(self._connection, pool=settings.pool)
         self._cursors: dict[WorkerId, _Cursor] = {}
         self._heads_at = float("-inf")
+        self._dropped_at = clock()
 
     def staleness_s(self) -> dict[WorkerId, float]:
         """For each followed worker: seconds since its part of the index was whole; 0 = it is."""
@@ -94,6 +96,7 @@ class Tracker:
             self._index.sweep(_SWEEP_BUDGET)
             self._match_fleet()
             try:
+                await self._doubt()
                 await self._turn()
                 self._set_up(True)
                 backoff_s = 0.05
@@ -105,6 +108,12 @@ class Tracker:
     async def close(self) -> None:
         """Closes the connection."""
         await self._connection.close()
+
+    async def _doubt(self) -> None:
+        """Replicas answer and Redis hears nothing of them: it may no longer be the one that they write to."""
+        if self._fleet.has_unheard and self._clock() - self._dropped_at >= DROP_S:
+            self._dropped_at = self._clock()
+            await self._connection.drop()
 
     async def _turn(self) -> None:
         """Heads now and then, snapshots where due, then whatever the journals have."""

@@ -26,19 +26,21 @@ class ReplicaState(IntEnum):
 
 
 class Hold(StrEnum):
-    """What keeps new work from a replica although it serves. The first three hold absolutely, the others while
-    somebody else can take the request."""
+    """What keeps new work from a replica although it serves. The first three hold absolutely, the next two while
+    somebody else can take the request; the last holds nothing."""
 
     NOT_READY = "not_ready"
     """Its endpoint says so."""
     TERMINATING = "terminating"
     """Its endpoint says so, or is no longer there."""
     NO_LEASE = "no_lease"
-    """Redis is there and its lease is over."""
+    """Redis is there, its lease is over, and it does not answer."""
     MAINTENANCE = "maintenance"
     """Of its node, soon: no long requests."""
     TERMINATION_IMPENDING = "termination_impending"
     """Its node is under maintenance, or about to end."""
+    LEASE_NOT_RENEWED = "lease_not_renewed"
+    """Its lease is over and it answers: it works as before, while the credit of its cached prefixes fades."""
 
 
 ABSOLUTE_HOLDS = frozenset({Hold.NOT_READY, Hold.TERMINATING, Hold.NO_LEASE})
@@ -85,6 +87,8 @@ class ReplicaView:
     """This router's requests in flight there."""
     own_prefill_tokens: int
     """Of those, uncached prompt tokens whose first token has not come yet."""
+    index_age_s: float = 0.0
+    """Seconds since its part of the index last heard of it; 0 = it is as old as the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +98,7 @@ class FleetSnapshot:
     replicas: tuple[ReplicaView, ...]
     level: KnowledgeLevel
     index_age_s: float
-    """Seconds since the index last heard from Redis; 0 while it is followed."""
+    """Seconds since the index last heard of any replica; 0 while it is followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,33 @@
 """Redis with short deadlines and no retries of its own: whoever calls knows what a failure means and when to try again.
 
-Commands are those of Redis 7.0, so Redis, Valkey and managed services all serve. Every failure is a StateUnavailable.
+Commands are those of Redis 7.0, so Redis, Valkey and managed services all serve. Every failure is a StateUnavailable,
+and ends the connections it may have come from: the next call resolves the name again, and finds who is master by then.
 """
 
 import asyncio
 import functools
+import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from enum import StrEnum
 from importlib import resources
 from typing import cast
 
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from ostrya.errors import StateUnavailable
 
@@ -22,6 +36,46 @@ Command = tuple[str | int | bytes, ...]
 _CONNECT_TIMEOUT_S = 0.5
 _TIMEOUT_S = 1.0
 """For a call and its reply; above any BLOCK that is asked for."""
+
+
+class Refusal(StrEnum):
+    """What a Redis that answers has against it."""
+
+    READONLY = "readonly"
+    """It is a replica, since a failover perhaps."""
+    OOM = "oom"
+    """Its memory is full, and it may not evict."""
+    LOADING = "loading"
+    MASTERDOWN = "masterdown"
+    """It is a replica without its master, and may not serve stale data."""
+    NOREPLICAS = "noreplicas"
+    """It is a master with too few replicas to accept writes."""
+    CLUSTERDOWN = "clusterdown"
+    MISCONF = "misconf"
+    """It cannot write to its disk."""
+    BUSY = "busy"
+    """A script of somebody runs on and on."""
+    DENIED = "denied"
+    """User, password or ACL."""
+    OTHER = "other"
+
+
+# The client takes the code from the text for these, and leaves it there for others.
+_BY_CLASS: dict[type[RedisError], Refusal] = {
+    ReadOnlyError: Refusal.READONLY,
+    OutOfMemoryError: Refusal.OOM,
+    BusyLoadingError: Refusal.LOADING,
+    MasterDownError: Refusal.MASTERDOWN,
+    ClusterDownError: Refusal.CLUSTERDOWN,
+    AuthenticationError: Refusal.DENIED,
+    NoPermissionError: Refusal.DENIED,
+}
+_BY_CODE = {refusal.value.upper(): refusal for refusal in Refusal if refusal is not Refusal.OTHER} | {
+    "UNBLOCKED": Refusal.READONLY,  # a blocking read, at the moment in which its master becomes a replica
+    "UNKILLABLE": Refusal.BUSY,
+}
+# Not only at the start: what a script met is somewhere in what older servers say of the script.
+_CODE = re.compile(rf"\b({'|'.join(_BY_CODE)})\b")
 
 
 @functools.cache
@@ -47,7 +101,7 @@ class Connection:
 
     async def call(self, *command: str | int | bytes) -> object:
         """One command's reply."""
-        async with _in_time():
+        async with self._in_time():
             reply: object = await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
         return reply
 
@@ -56,14 +110,18 @@ class Connection:
         pipeline = self._redis.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
-        async with _in_time():
-            replies: list[object] = await pipeline.execute()
+        async with self._in_time():
+            # Its own words for a failure would quote the command, values included.
+            replies: list[object] = await pipeline.execute(raise_on_error=False)
+            for reply in replies:
+                if isinstance(reply, RedisError):
+                    raise reply
         return replies
 
     async def run(self, name: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> object:
         """A script's reply. It is sent whole when the server does not know it, as after a restart."""
         loaded = self._redis.register_script(script(name))
-        async with _in_time():
+        async with self._in_time():
             try:
                 reply: object = await self._redis.evalsha(loaded.sha, len(keys), *keys, *arguments)
             except NoScriptError:
@@ -75,15 +133,31 @@ class Connection:
         reply = cast("dict[bytes, bytes]", await self.call("HGETALL", key))
         return {field.decode(): value for field, value in reply.items()}
 
+    async def drop(self) -> None:
+        """Ends the connections that nobody uses now, so that the next call resolves the name again."""
+        with suppress(RedisError, OSError, TimeoutError):
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+
     async def close(self) -> None:
         """Closes every connection of the pool."""
         await self._redis.aclose()
 
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                yield
+        except (RedisError, OSError, TimeoutError) as error:
+            await self.drop()
+            raise StateUnavailable(f"Redis: {type(error).__name__}: {error}", refusal=_refusal(error)) from error
 
-@asynccontextmanager
-async def _in_time() -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            yield
-    except (RedisError, OSError, TimeoutError) as error:
-        raise StateUnavailable(f"Redis: {type(error).__name__}: {error}") from error
+
+def _refusal(error: Exception) -> str:
+    """Empty = it did not answer."""
+    for kind, refusal in _BY_CLASS.items():
+        if isinstance(error, kind):
+            return refusal
+    if not isinstance(error, ResponseError):
+        return ""
+    found = _CODE.search(str(error))
+    return _BY_CODE[found[1]] if found else Refusal.OTHER

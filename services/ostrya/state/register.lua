@@ -4,8 +4,9 @@ local now = redis.call('TIME')
 local known = tonumber(redis.call('HGET', KEYS[2], 'e') or '0')
 local fresh = math.max(now[1] * 1000 + math.floor(now[2] / 1000), known + 1, epoch + 1)
 local text = string.format('%.0f', fresh)
+-- The lease first: a Redis whose memory is full refuses a SET, but nothing any more in a script that began with a DEL.
+redis.call('SET', KEYS[1], text, 'PX', ARGV[3])
 redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
 redis.call('HSET', KEYS[2], 'e', text, 's', '0', 'ss', '-1')
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
-redis.call('SET', KEYS[1], text, 'PX', ARGV[3])
 return text

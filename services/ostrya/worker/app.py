@@ -121,9 +121,14 @@ class _Worker:
         """Serves until `stop`, or until the engine keeps ending or the worker is fenced; then drains. The exit code."""
         port = await self._server.start()
         address = self._settings.advertise_address or f"{self._settings.host}:{port}"
-        publisher = self._publisher = Publisher(self._settings, member=self._member(address))
+        publisher = self._publisher = Publisher(
+            self._settings,
+            member=self._member(address),
+            refused=lambda refusal: self._metrics.redis_refusals[refusal].inc(),
+        )
         self._engine.listen(lambda report: publisher.publish(report.stored, report.removed, report.load))
         self._metrics.registered.set_function(lambda: publisher.is_registered)
+        self._metrics.redis_writable.set_function(lambda: not publisher.refusal)
         publishing = asyncio.create_task(publisher.run())
         keeping = asyncio.create_task(self._engine.run())
         stopping: asyncio.Task[bool] = asyncio.create_task(stop.wait())

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from ostrya.engine.types import EngineInfo, Load, SequenceOutput, StepReport
 from ostrya.fetch.report import PHASES, StartReport
+from ostrya.state.connection import Refusal
 from ostrya.worker import lasting
 from ostrya.worker.families import Families
 
@@ -97,6 +98,11 @@ class WorkerMetrics:
             "engine_restarts", "Engine processes that were lost and replaced.", "cause", lasting.CAUSES
         )
         self.registered = make.gauge("registered", "Whether Redis has this worker's lease.")
+        self.redis_writable = make.gauge("redis_writable", "0 while Redis answers this worker and refuses its writes.")
+        self.redis_writable.set(1)  # nothing was refused yet
+        self.redis_refusals = make.counters(
+            "redis_refusals", "Writes that Redis refused, by why.", "reason", tuple(Refusal)
+        )
         self._info = Gauge(
             "ostrya_worker_info", "What serves.", ["model", "backend", "dtype", "page_size"], registry=registry
         )

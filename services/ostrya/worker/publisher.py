@@ -1,8 +1,8 @@
 """Tells the routers, through Redis, what this worker could reuse and how busy it is.
 
 The engine's events come in through `publish`, which never blocks and never fails; `run` writes them, keeps the lease
-and heals. It holds the whole set of resume points, so whatever Redis lost, a snapshot brings back. Losing Redis loses
-nothing else: the worker serves on.
+and heals. It holds the whole set of resume points, so whatever Redis lost, a snapshot brings back. Losing Redis, or one
+that refuses writes, loses nothing else: the worker serves on, and routers ask it for the sign of life they miss.
 """
 
 import asyncio
@@ -33,6 +33,8 @@ _MAX_PENDING = 65_536
 _SNAPSHOT_BATCHES = 1_000
 _SNAPSHOT_S = 60.0
 _MAX_BACKOFF_S = 0.5
+_MAX_REFUSED_BACKOFF_S = 2.0
+"""It answers, so it is not news within the second; each try is a connection to a server that has trouble already."""
 _MAX_JITTER_S = 1.0
 """So that the workers of a pool do not all return to an emptied Redis in the same instant."""
 
@@ -47,7 +49,9 @@ class Publisher:
         member: Member,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
+        refused: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`refused` hears of each write that Redis refused, by Refusal."""
         self.epoch = 0
         """Of this engine in Redis; 0 = not registered yet."""
         self._floor = 0
@@ -58,12 +62,14 @@ class Publisher:
         self.num_batches = 0
         self.num_overflows = 0
         self.redis_up = False
+        self.refusal = ""
+        """What Redis answered to the last try to write; empty = it took it, or did not answer."""
         self.worker_id = settings.worker_id
         self._pool = settings.pool
         self._member = member
         self._connection = Connection(settings.redis_url)
         self._writer = JournalWriter(self._connection, pool=settings.pool, worker_id=settings.worker_id)
-        self._clock, self._jitter = clock, jitter
+        self._clock, self._jitter, self._refused = clock, jitter, refused
         self._live: dict[RoutingDigest, None] = {}
         self._pending: list[Event] = []
         self._num_pending = 0
@@ -122,19 +128,23 @@ class Publisher:
 
     async def run(self) -> None:
         """Publishes until cancelled or fenced. Redis may come and go meanwhile."""
-        backoff_s, is_told = 0.05, False
+        backoff_s, told = 0.05, None
         while not self.fenced.done():
             try:
                 await self._turn()
-                self.redis_up, backoff_s, is_told = True, 0.05, False
+                self.redis_up, self.refusal, backoff_s, told = True, "", 0.05, None
                 await self._idle()
             except StateUnavailable as error:
-                if not is_told:
-                    log.warning("Redis is gone; serving on", extra={"fields": {"error": str(error)}})
-                self.redis_up, is_told = False, True
+                self.redis_up, self.refusal = False, error.refusal
+                if error.refusal:
+                    self._refused(error.refusal)
+                if error.refusal != told:
+                    what = "Redis refuses writes; serving on" if error.refusal else "Redis is gone; serving on"
+                    log.warning(what, extra={"fields": {"refusal": error.refusal, "error": str(error)}})
+                told = error.refusal
                 self._need_snapshot()  # whether the last batch arrived is unknown
                 await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+                backoff_s = min(2 * backoff_s, _MAX_REFUSED_BACKOFF_S if error.refusal else _MAX_BACKOFF_S)
 
     async def close(self) -> None:
         """Leaves: routers see lease, member and load row go now, not when they expire. Call after `run` has ended."""
@@ -143,7 +153,7 @@ class Publisher:
                 await self._writer.leave(self.epoch)
                 await members.forget(self._connection, self._pool, self._row())
         except StateUnavailable:
-            log.info("Redis is gone; the lease will expire by itself")
+            log.info("Redis takes no goodbye; the lease will expire by itself")
         finally:
             self._is_registered = False
             await self._connection.close()

@@ -20,6 +20,7 @@ from ostrya.cli.diagnosis.facts import (
     RouterFacts,
     Rule,
     ScrapeTarget,
+    Standing,
     TlsFacts,
 )
 from ostrya.cli.diagnosis.findings import Finding, Status, counted, listed
@@ -79,7 +80,7 @@ def rows(*names: str, leased: tuple[str, ...] | None = None, schemas: Mapping[st
 
 
 def redis(pool: PoolRows | None = None, **changes: object) -> RedisFacts:
-    memory = Memory(used_bytes=10 * MIB, max_bytes=256 * MIB, policy="volatile-ttl", evicted_keys=0)
+    memory = Memory(used_bytes=10 * MIB, max_bytes=256 * MIB, policy="volatile-lru", evicted_keys=0)
     sound = RedisFacts(
         where="redis://redis:6379/0",
         latency_s=0.001,
@@ -129,6 +130,14 @@ def complaints(facts: Facts) -> list[tuple[str, str, str]]:
     bad = [one for one in diagnose(facts) if one.status in (Status.FAIL, Status.WARN)]
     assert all(one.advice.endswith(".") for one in bad), bad
     return [(one.status.value, one.check, one.sentence) for one in bad]
+
+
+def unrenewed() -> RouterFacts:
+    """A router whose replicas all answer, while nobody can write to Redis."""
+    return router("r0:50051", *(replica(name, holds=["lease_not_renewed"]) for name in ("w0", "w1")))
+
+
+FULL = Memory(used_bytes=MIB + MIB // 5, max_bytes=MIB, policy="noeviction", evicted_keys=0)
 
 
 def test_a_sound_install_has_nothing_but_good_news() -> None:
@@ -205,8 +214,8 @@ FAULTS: list[tuple[str, Facts, str, str]] = [
         "an index that is frozen",
         install(router(level=FROZEN)),
         "warn knowledge",
-        "router r0:50051 has not heard from Redis for a while: its prefix index fades; answers stay right, but fewer "
-        "prefixes are reused",
+        "router r0:50051 has heard of no replica through Redis for a while: its prefix index fades; answers "
+        "stay right, but fewer prefixes are reused",
     ),
     (
         "a router without Redis",
@@ -289,7 +298,43 @@ FAULTS: list[tuple[str, Facts, str, str]] = [
         "a replica without a lease",
         install(router("r0:50051", replica("w0"), replica("w1", holds=["no_lease"]))),
         "fail replicas",
-        "replica w1 is held back: its lease in Redis is over (router r0:50051)",
+        "replica w1 is held back: its lease in Redis is over, and it does not answer the router (router r0:50051)",
+    ),
+    (
+        "one replica of two that does not renew its lease",
+        install(router("r0:50051", replica("w0"), replica("w1", holds=["lease_not_renewed"]))),
+        "fail replicas",
+        "replica w1 serves, but has no lease in Redis, so nobody learns what it has cached",
+    ),
+    (
+        "Redis that is full",
+        install(unrenewed(), redis=redis(rows("w0", "w1", leased=()), memory=FULL)),
+        "fail redis",
+        "Redis at redis://redis:6379/0 refuses writes: its memory is full (1.2 MiB of 1.0 MiB, policy noeviction)",
+    ),
+    (
+        "Redis that is a replica",
+        install(unrenewed(), redis=redis(rows("w0", "w1", leased=()), standing=Standing(master="redis-1:6379"))),
+        "fail redis",
+        "Redis at redis://redis:6379/0 refuses writes: it is a read-only replica of redis-1:6379",
+    ),
+    (
+        "Redis that wants replicas",
+        install(unrenewed(), redis=redis(rows(), standing=Standing(lacks_replicas=True))),
+        "fail redis",
+        "Redis at redis://redis:6379/0 refuses writes: it may write only while replicas follow it, and none does",
+    ),
+    (
+        "Redis whose disk is full",
+        install(unrenewed(), redis=redis(rows(), standing=Standing(is_disk_broken=True))),
+        "fail redis",
+        "Redis at redis://redis:6379/0 refuses writes: it could not save to its disk",
+    ),
+    (
+        "leases that nobody renews, and Redis is not looked at",
+        install(unrenewed(), redis=None),
+        "fail redis",
+        "Redis refuses writes, or no worker reaches it: of 2 replicas none renews its lease",
     ),
     (
         "a replica whose node has maintenance",

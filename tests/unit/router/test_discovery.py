@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 import grpc
@@ -51,12 +51,19 @@ def redis() -> Iterator[RunningRedis]:
 
 @asynccontextmanager
 async def discovering(
-    url: str = "", *, static: tuple[str, ...] = (), api: str = "", clock: Callable[[], float] = time.monotonic
+    url: str = "",
+    *,
+    static: tuple[str, ...] = (),
+    only_static: bool = False,
+    api: str = "",
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[tuple[Fleet, Discovery]]:
     """A fleet that discovery keeps; afterwards no task of it is left."""
     before = asyncio.all_tasks()
     fleet = Fleet(index=PrefixIndex())
     settings = RouterSettings(redis_url=url or f"redis://127.0.0.1:{free_port()}/0", static_workers=static)
+    if only_static:
+        settings = replace(settings, discovery="static")
     if api:
         settings = replace(
             settings,
@@ -185,8 +192,8 @@ async def test_a_silent_host_leaves_when_its_lease_has_ended(redis: RunningRedis
     async with FakeWorker() as worker, discovering(redis.url) as (fleet, discovery):
         async with publishing(redis.url, address=worker.address):
             await until(lambda: is_ready(fleet, "w0"))
-            await asyncio.sleep(0)
-        # Its stream still says SERVING, but nobody renews.
+        # Its stream still says SERVING, but nobody renews, and nobody answers.
+        worker.answer.close()
         assert await until(lambda: is_ready(fleet), timeout_s=5.5) <= 5.0
         await until(lambda: not fleet.replicas())
         assert discovery._registry.num_over == 1
@@ -197,11 +204,118 @@ async def test_a_lease_that_is_over_holds_a_worker_of_the_settings(redis: Runnin
         await until(lambda: is_ready(fleet, "w0"))
         async with publishing(redis.url, address=worker.address):
             await until(lambda: fleet.replicas()[0].info.epoch)
-        # Its stream still says SERVING, but nobody renews.
+        # Its stream still says SERVING, but nobody renews, and nobody answers.
+        worker.answer.close()
         assert await until(lambda: is_ready(fleet), timeout_s=5.5) <= 5.0
         assert [row.holds for row in fleet.replicas()] == [(Hold.NO_LEASE,)]
+        worker.answer.open()
         async with publishing(redis.url, address=worker.address):
             await until(lambda: is_ready(fleet, "w0"))
+
+
+@pytest.mark.parametrize("mode", ["registry", "settings", "kubernetes", "static"])
+async def test_a_lost_lease_is_a_question_to_the_replica_in_every_mode(redis: RunningRedis, mode: str) -> None:
+    connection, clock = Connection(redis.url), ShiftedClock()
+    async with AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(FakeWorker())
+        api = stack.enter_context(KubeApi()) if mode == "kubernetes" else None
+        if api is not None:
+            api.put_slice("a", [endpoint("127.0.0.1")], port=int(worker.address.rpartition(":")[2]))
+        fleet, discovery = await stack.enter_async_context(
+            discovering(
+                redis.url,
+                static=(worker.address,) if mode in ("settings", "static") else (),
+                api=api.url if api is not None else "",
+                only_static=mode == "static",
+                clock=clock,
+            )
+        )
+        async with publishing(redis.url, address=worker.address) as publisher:
+            await until(
+                lambda: publisher.is_flushed and [row.info.epoch for row in fleet.replicas()] == [publisher.epoch]
+            )
+        await connection.call("DEL", keys.worker_keys("default", "w0").lease)
+        clock.shift_s = 10.0
+        await until(lambda: [row.holds for row in fleet.replicas()] == [(Hold.LEASE_NOT_RENEWED,)])
+        clock.shift_s = 50.0  # a row without a lease would be removed by now
+        turn = discovery._registry._turn
+        await until(lambda: discovery._registry._turn >= turn + 4)
+        assert is_ready(fleet, "w0")
+        assert (await members.read(connection, "default")).keys() == {"w0"}
+        assert (discovery._registry.num_over, fleet.has_unheard) == (0, True)
+        worker.answer.close()
+        if mode != "static":  # where nothing but its health keeps work from a replica
+            await until(lambda: is_ready(fleet))
+        await until(lambda: discovery._registry.num_over == 1 and not fleet.has_unheard)
+        worker.answer.open()
+        await until(lambda: is_ready(fleet, "w0") and fleet.has_unheard)
+        async with publishing(redis.url, address=worker.address):
+            await until(lambda: not fleet.has_unheard and fleet.replicas()[0].holds == ())
+    await connection.close()
+
+
+async def test_another_worker_at_the_address_does_not_answer_for_the_one_without_a_lease(redis: RunningRedis) -> None:
+    async with FakeWorker() as worker, discovering(redis.url) as (fleet, discovery):
+        async with publishing(redis.url, address=worker.address):
+            await until(lambda: is_ready(fleet, "w0"))
+        await worker.stop()
+        worker.identity.worker_id = "w1"
+        await worker.start()
+        await until(lambda: discovery._registry.num_over == 1)
+        assert discovery._registry.unrenewed == set()
+
+
+async def test_a_replica_comes_back_after_a_break_although_redis_names_it_no_more(redis: RunningRedis) -> None:
+    connection, clock = Connection(redis.url), ShiftedClock()
+    async with FakeWorker() as worker, discovering(redis.url, clock=clock) as (fleet, discovery):
+        async with publishing(redis.url, address=worker.address) as publisher:
+            await until(
+                lambda: publisher.is_flushed and [row.info.epoch for row in fleet.replicas()] == [publisher.epoch]
+            )
+        await connection.call("FLUSHALL")
+        clock.shift_s = 10.0
+        await until(lambda: discovery._registry.unrenewed == {W0})
+        await worker.stop()
+        await until(lambda: not fleet.replicas())
+        await worker.start()
+        await until(lambda: is_ready(fleet, "w0"))
+        await worker.stop()
+        await until(lambda: not fleet.replicas())
+        clock.shift_s = 1_000.0
+        await until(lambda: not discovery._registry._known)
+    await connection.close()
+
+
+async def test_a_row_that_cannot_be_removed_does_not_make_redis_be_gone(redis: RunningRedis) -> None:
+    connection, clock = Connection(redis.url), ShiftedClock()
+    await connection.all(members.put("default", member()))
+    await connection.call("REPLICAOF", "127.0.0.1", "1")
+    async with discovering(redis.url, clock=clock) as (_, discovery):
+        await until(lambda: discovery.redis_up)
+        clock.shift_s = 50.0
+        await until(lambda: discovery._registry.num_over == 1)
+        seen = set()
+
+        def looked(turn: int = discovery._registry._turn) -> bool:
+            seen.add(discovery.redis_up)
+            return discovery._registry._turn >= turn + 4
+
+        await until(looked)
+        assert seen == {True}
+        await connection.call("REPLICAOF", "NO", "ONE")
+        await until(lambda: not discovery._registry._known)
+    await connection.close()
+
+
+async def test_a_row_that_never_had_a_lease_is_no_reason_to_dial_again_and_again(redis: RunningRedis) -> None:
+    connection, clock = Connection(redis.url), ShiftedClock()
+    await connection.all(members.put("default", member()))
+    async with discovering(redis.url, clock=clock) as (_, discovery):
+        await until(lambda: discovery.redis_up)
+        clock.shift_s = 10.0
+        await until(lambda: discovery._registry.num_over == 1)
+        assert discovery._registry._questions._open == {}
+    await connection.close()
 
 
 async def test_a_worker_of_the_settings_that_never_registered_is_used(redis: RunningRedis) -> None:
@@ -312,9 +426,11 @@ async def test_a_lease_that_returns_brings_the_replica_back(redis: RunningRedis)
     async with FakeWorker() as worker, discovering(redis.url, clock=clock) as (fleet, discovery):
         async with publishing(redis.url, address=worker.address) as publisher:
             await until(lambda: is_ready(fleet, "w0") and publisher.is_flushed)
+        worker.answer.close()
         await connection.call("DEL", keys.worker_keys("default", "w0").lease)
         clock.shift_s = 10.0
         await until(lambda: discovery._registry.num_over == 1)
+        worker.answer.open()
         async with publishing(redis.url, address=worker.address):
             await until(lambda: is_ready(fleet, "w0"))
     await connection.close()
@@ -369,7 +485,8 @@ async def test_a_lease_that_is_over_holds_a_ready_endpoint_for_as_long_as_it_is_
         async with FakeWorker() as worker, discovering(redis.url, api=api.url, clock=clock) as (fleet, discovery):
             api.put_slice("a", [endpoint("127.0.0.1")], port=int(worker.address.rpartition(":")[2]))
             async with publishing(redis.url, address=worker.address):
-                await until(lambda: is_ready(fleet, "w0"))
+                await until(lambda: is_ready(fleet, "w0") and bool(fleet.replicas()[0].info.epoch))
+            worker.answer.close()
             await connection.call("DEL", keys.worker_keys("default", "w0").lease)
             clock.shift_s = 10.0
             await until(lambda: [row.holds for row in fleet.replicas()] == [(Hold.NO_LEASE,)])
@@ -379,6 +496,7 @@ async def test_a_lease_that_is_over_holds_a_ready_endpoint_for_as_long_as_it_is_
             await until(lambda: discovery._registry._turn >= polls + 4)
             assert is_ready(fleet)
             assert fleet.state(W0) is ReplicaState.READY
+            worker.answer.open()
             async with publishing(redis.url, address=worker.address):
                 await until(lambda: is_ready(fleet, "w0"))
             assert discovery.endpoint_counts() == {"ready": 1, "serving": 1, "terminating": 0}

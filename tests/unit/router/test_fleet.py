@@ -9,6 +9,7 @@ import pytest
 from ostrya.api.v1.common_pb2 import LoadReport
 from ostrya.errors import Unavailable
 from ostrya.prefix.chain import RoutingDigest
+from ostrya.prefix.events import Stored
 from ostrya.prefix.index import PrefixIndex
 from ostrya.router.fleet import Fleet
 from ostrya.router.replica import ReplicaInfo
@@ -122,6 +123,26 @@ async def test_the_level_says_what_is_missing(fleet: Fleet, clock: Clock) -> Non
     clock.now += 7
     assert fleet.snapshot().level is KnowledgeLevel.NO_INDEX  # frozen, and empty
     assert fleet.snapshot().index_age_s == pytest.approx(7.0)
+
+
+async def test_the_index_is_frozen_when_nobody_is_heard_of_and_fades_for_each_alone(fleet: Fleet, clock: Clock) -> None:
+    workers = [add_ready(fleet, name) for name in ("w0", "w1")]
+    for worker in workers:
+        fleet.report(worker, LoadReport())
+        fleet._index.apply(fleet.followed()[worker].slot, [Stored((RoutingDigest(1),))])
+    fleet.set_following(True)
+    fleet.set_unheard({workers[0]: clock.now - 3.0})
+    snapshot = fleet.snapshot()
+    assert (snapshot.level, snapshot.index_age_s) == (KnowledgeLevel.FRESH, 0.0)
+    assert [view.index_age_s for view in snapshot.replicas] == [3.0, 0.0]
+    fleet.set_unheard({workers[0]: clock.now - 3.0, workers[1]: clock.now - 1.0})
+    clock.now += 1.0
+    snapshot = fleet.snapshot()
+    assert (snapshot.level, snapshot.index_age_s) == (KnowledgeLevel.FROZEN_INDEX, 2.0)
+    assert [view.index_age_s for view in snapshot.replicas] == [4.0, 2.0]
+    fleet.set_unheard({})
+    assert not fleet.has_unheard
+    assert fleet.snapshot().level is KnowledgeLevel.FRESH
 
 
 async def test_a_frozen_index_is_still_used(fleet: Fleet) -> None:

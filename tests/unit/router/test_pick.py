@@ -103,6 +103,25 @@ def test_frozen_credit_halves_every_minute() -> None:
     assert [cached(0), cached(60), cached(120)] == [640, 320, 160]
 
 
+@pytest.mark.parametrize(
+    ("level", "index_age_s", "own_age_s", "cached"),
+    [
+        (KnowledgeLevel.FRESH, 0.0, 60.0, 320),
+        (KnowledgeLevel.FROZEN_INDEX, 60.0, 120.0, 160),
+        (KnowledgeLevel.FROZEN_INDEX, 120.0, 60.0, 160),
+        (KnowledgeLevel.NO_INDEX, 0.0, 60.0, 0),
+    ],
+)
+def test_the_credit_of_a_replica_that_is_not_heard_of_fades_by_itself(
+    level: KnowledgeLevel, index_age_s: float, own_age_s: float, cached: int
+) -> None:
+    silent = replace(view(1), index_age_s=own_age_s)
+    fleet = snapshot(view(0), silent, level=level, index_age_s=index_age_s)
+    found = {str(row.worker_id): row.cached_tokens for row in candidates(fleet, {0: 20, 1: 20}, num_tokens=1_000)}
+    assert found["w1"] == cached
+    assert found["w0"] >= cached
+
+
 def test_without_an_index_siblings_still_meet() -> None:
     fleet = snapshot(*map(view, range(6)), level=KnowledgeLevel.NO_INDEX)
     choices = {chosen(fleet, {3: 20}, seed=seed).worker_id for seed in range(20)}

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, disable_created_metrics, genera
 from ostrya.engine.types import EngineInfo, FinishReason, Load, RequestId, SequenceOutput, StepReport
 from ostrya.fetch.report import StartReport
 from ostrya.prefix.chain import RoutingDigest
+from ostrya.state.connection import Refusal
 from ostrya.worker.metrics import STATES, WorkerMetrics
 
 INFO = EngineInfo(
@@ -116,6 +117,12 @@ def test_worker_is_in_one_state() -> None:
     seen.metrics.enter("ready")
     states = {state: seen.value("lifecycle_state", state=state) for state in STATES}
     assert states == {"starting": 0, "ready": 1, "cordoned": 0, "draining": 0, "restarting": 0, "dead": 0}
+
+
+def test_a_worker_that_has_not_written_yet_was_refused_nothing() -> None:
+    seen = Seen()
+    assert seen.value("redis_writable") == 1
+    assert {seen.value("redis_refusals_total", reason=reason) for reason in Refusal} == {0}
 
 
 def test_a_shape_is_a_compilation_of_the_phase_that_first_saw_it() -> None:

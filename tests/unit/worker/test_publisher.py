@@ -1,6 +1,7 @@
 """The worker's publisher against a real Redis that comes and goes."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from ostrya.engine.types import Load
 from ostrya.prefix.chain import RoutingDigest
 from ostrya.state import board, lease, members
-from ostrya.state.connection import Connection
+from ostrya.state.connection import Connection, Refusal
 from ostrya.state.journal import JournalReader
 from ostrya.worker.publisher import Publisher
 from ostrya.worker.settings import WorkerSettings
@@ -37,6 +38,33 @@ async def test_a_worker_appears_with_lease_member_and_load(redis: RunningRedis) 
         assert (await members.read(connection, "default"))["w0"].epoch == publisher.epoch
         row = (await board.read(connection, "default"))["w0"]
         assert (row.num_running, row.queried_tokens) == (3, 70)
+    await connection.close()
+
+
+async def test_a_worker_whose_writes_are_refused_says_why_and_goes_on_when_they_are_taken(redis: RunningRedis) -> None:
+    connection, refused = Connection(redis.url), Counter[str]()
+
+    def hear(refusal: str) -> None:
+        refused[refusal] += 1
+
+    async with publishing(redis.url, refused=hear) as publisher:
+        publisher.publish(digests(1, 2), (), Load())
+        await until(lambda: publisher.is_flushed)
+        epoch = publisher.epoch
+        await connection.call("CONFIG", "SET", "maxmemory", "1")
+        await until(lambda: refused[Refusal.OOM] >= 2)
+        assert (publisher.refusal, publisher.redis_up, publisher.is_registered) == (Refusal.OOM, False, False)
+        publisher.publish(digests(3), (), Load())
+        await connection.call("CONFIG", "SET", "maxmemory", "0")
+        await until(lambda: publisher.is_flushed and publisher.redis_up)
+        assert publisher.refusal == ""
+        assert publisher.epoch == epoch, "its journal is still there, so it goes on in it"
+        assert (await lease.remaining_s(connection, "default", ["w0"])).keys() == {"w0"}
+        await connection.call("REPLICAOF", "127.0.0.1", "1")
+        await until(lambda: refused[Refusal.READONLY] >= 1)
+        await connection.call("REPLICAOF", "NO", "ONE")
+        await until(lambda: publisher.is_flushed and publisher.redis_up)
+    assert refused.keys() == {Refusal.OOM, Refusal.READONLY}
     await connection.close()
 
 

@@ -32,7 +32,7 @@ class _ReplicaStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaS
     REPLICA_STATE_READY: _ReplicaState.ValueType  # 2
     REPLICA_STATE_DRAINING: _ReplicaState.ValueType  # 3
     REPLICA_STATE_LOST: _ReplicaState.ValueType  # 4
-    """Its lease ended or it cannot be reached."""
+    """It cannot be reached."""
 
 class ReplicaState(_ReplicaState, metaclass=_ReplicaStateEnumTypeWrapper): ...
 
@@ -42,7 +42,7 @@ REPLICA_STATE_STARTING: ReplicaState.ValueType  # 1
 REPLICA_STATE_READY: ReplicaState.ValueType  # 2
 REPLICA_STATE_DRAINING: ReplicaState.ValueType  # 3
 REPLICA_STATE_LOST: ReplicaState.ValueType  # 4
-"""Its lease ended or it cannot be reached."""
+"""It cannot be reached."""
 Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
 
 class _KnowledgeLevel:
@@ -55,7 +55,7 @@ class _KnowledgeLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Knowle
     KNOWLEDGE_LEVEL_FRESH: _KnowledgeLevel.ValueType  # 1
     """Journal followed, loads current."""
     KNOWLEDGE_LEVEL_FROZEN_INDEX: _KnowledgeLevel.ValueType  # 2
-    """Redis is gone: the index is frozen and its credit decays."""
+    """Redis is gone, or nobody can write to it: the index is frozen and its credit decays."""
     KNOWLEDGE_LEVEL_NO_INDEX: _KnowledgeLevel.ValueType  # 3
     """No index: consistent hashing with bounded load."""
     KNOWLEDGE_LEVEL_NO_LOAD: _KnowledgeLevel.ValueType  # 4
@@ -68,7 +68,7 @@ KNOWLEDGE_LEVEL_UNSPECIFIED: KnowledgeLevel.ValueType  # 0
 KNOWLEDGE_LEVEL_FRESH: KnowledgeLevel.ValueType  # 1
 """Journal followed, loads current."""
 KNOWLEDGE_LEVEL_FROZEN_INDEX: KnowledgeLevel.ValueType  # 2
-"""Redis is gone: the index is frozen and its credit decays."""
+"""Redis is gone, or nobody can write to it: the index is frozen and its credit decays."""
 KNOWLEDGE_LEVEL_NO_INDEX: KnowledgeLevel.ValueType  # 3
 """No index: consistent hashing with bounded load."""
 KNOWLEDGE_LEVEL_NO_LOAD: KnowledgeLevel.ValueType  # 4
@@ -152,7 +152,9 @@ class Replica(_message.Message):
     def load(self) -> _common_pb2.LoadReport: ...
     @_builtins.property
     def holds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Why it gets no new work, or no long requests, although it is there; empty = nothing holds it."""
+        """Why it gets no new work, or no long requests, although it is there; empty = nothing holds it. "lease_not_renewed"
+        holds nothing: the replica answers, and through Redis nobody hears of it.
+        """
 
     def __init__(
         self,
@@ -225,7 +227,7 @@ class ExplainRouteResponse(_message.Message):
     """"prefix", "load", "tie" or "fallback"."""
     beta: _builtins.float
     index_age_s: _builtins.float
-    """Seconds since the index last heard from Redis."""
+    """Seconds since the index last heard of a replica through Redis."""
     attempt: _builtins.int
     """Position in the request's tries: 1 = first choice."""
     @_builtins.property

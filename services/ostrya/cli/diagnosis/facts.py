@@ -50,6 +50,18 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What decides whether Redis takes writes, besides its memory."""
+
+    master: str = ""
+    """Whose read-only replica it is; empty = nobody's."""
+    lacks_replicas: bool = False
+    """It wants some before it writes, and has none."""
+    is_disk_broken: bool = False
+    """Its last save failed, after which it refuses writes unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRows:
     """What Redis has of a pool."""
 
@@ -68,7 +80,8 @@ class RedisFacts:
     latency_s: float = 0.0
     clock: Clock | None = None
     memory: Memory | None = None
-    """None: this user may not ask."""
+    """None: this user may not ask; so below."""
+    standing: Standing | None = None
     pools: Mapping[str, PoolRows] = field(default_factory=dict)
 
 

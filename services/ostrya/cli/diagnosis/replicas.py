@@ -7,6 +7,7 @@ from typing import TypeAlias
 from ostrya.api.v1 import admin_pb2
 from ostrya.cli.diagnosis.facts import Dialled, Facts, PoolRows, RouterFacts
 from ostrya.cli.diagnosis.findings import Finding, counted, fail, listed, ok, skipped, warn
+from ostrya.cli.diagnosis.writes import NOT_RENEWED, refused
 
 Tell: TypeAlias = Callable[[str, str, str], Finding]
 Workers: TypeAlias = Mapping[str, Dialled]
@@ -22,8 +23,8 @@ _HOLDS = {
     ),
     "terminating": ("its pod is being ended", "Nothing, if it is being replaced."),
     "no_lease": (
-        "its lease in Redis is over",
-        "The worker hangs or cannot reach Redis: read its log and check its --redis-url and NetworkPolicy.",
+        "its lease in Redis is over, and it does not answer the router",
+        "The worker hangs, or its host is gone: look at its process and at the end of its log.",
     ),
     "maintenance": ("its node has maintenance soon, so long requests go elsewhere", "Nothing; it is left in time."),
     "termination_impending": ("its node is about to end", "Nothing; requests go elsewhere while they can."),
@@ -56,7 +57,8 @@ def replicas(facts: Facts) -> Iterator[Finding]:
         yield skipped("replicas", "no router told which replicas it sees")
     for pool in facts.pools:
         routers = {router.target: router for router in facts.answering if router.pool == pool}
-        yield from _pool(pool, routers, _rows(facts, pool), facts.workers)
+        # Where Redis refuses writes nobody has a lease, and the fault is nobody's.
+        yield from _pool(pool, routers, _rows(facts, pool), facts.workers, refuses=refused(facts) is not None)
     if facts.pools and facts.redis:
         for pool in sorted(facts.redis.pools.keys() - set(facts.pools)):
             yield fail(
@@ -87,12 +89,14 @@ def _rows(facts: Facts, pool: str) -> PoolRows | None:
     return facts.redis.pools.get(pool) if facts.redis else None
 
 
-def _pool(pool: str, routers: Mapping[str, RouterFacts], rows: PoolRows | None, workers: Workers) -> Iterator[Finding]:
+def _pool(
+    pool: str, routers: Mapping[str, RouterFacts], rows: PoolRows | None, workers: Workers, *, refuses: bool
+) -> Iterator[Finding]:
     registers = any(router.status and router.status.discovery == "registry" for router in routers.values())
     registered = set(rows.members) if rows and registers else set()
     known = registered.union(*(router.replicas for router in routers.values()))
     rows = rows if registers else None
-    problems = [found for one in sorted(known) for found in _replica(one, routers, rows, workers)]
+    problems = [found for one in sorted(known) for found in _replica(one, routers, rows, workers, refuses=refuses)]
     yield from problems
     for target, router in routers.items():
         if not any(_takes_work(replica) for replica in router.replicas.values()):
@@ -102,12 +106,12 @@ def _pool(pool: str, routers: Mapping[str, RouterFacts], rows: PoolRows | None, 
                 _why_nobody(router),
             )
     if known and not problems:
-        views = [*routers, "Redis"] if rows else list(routers)
+        views = [*routers, "Redis"] if rows and not refuses else list(routers)
         yield ok("replicas", f"pool {pool!r} has {counted(len(known), 'ready replica')}, as seen by {listed(views)}")
 
 
 def _replica(
-    worker_id: str, routers: Mapping[str, RouterFacts], rows: PoolRows | None, workers: Workers
+    worker_id: str, routers: Mapping[str, RouterFacts], rows: PoolRows | None, workers: Workers, *, refuses: bool
 ) -> Iterator[Finding]:
     """What is wrong with one replica; nothing, if every router would send it work and Redis agrees."""
     check, views = "replicas", {target: router.replicas.get(worker_id) for target, router in routers.items()}
@@ -140,11 +144,13 @@ def _replica(
             told[complaint].append(target)
     for (tell, what, advice), targets in told.items():
         yield tell(check, f"replica {worker_id} {what} (router {listed(targets)})", advice)
-    if rows is not None and not has_lease and not told:
+    is_unrenewed = any(NOT_RENEWED in replica.holds for replica in seen.values())
+    if (is_unrenewed or (rows is not None and not has_lease and not told)) and not refuses:
         yield fail(
             check,
             f"replica {worker_id} serves, but has no lease in Redis, so nobody learns what it has cached",
-            "It cannot reach Redis: check its --redis-url, password and NetworkPolicy, and read its log.",
+            "It cannot reach Redis, or is refused there: check its --redis-url, password and NetworkPolicy, and read "
+            "its log.",
         )
 
 
@@ -158,6 +164,8 @@ def _complaints(
         why, advice = _STATES[replica.state]
         yield warn, f"gets no requests: {why}", advice
     for hold in replica.holds:
+        if hold == NOT_RENEWED:  # which keeps nothing from it
+            continue
         why, advice = _HOLDS.get(hold, (f"hold {hold!r}", "Update this program: it does not know that hold."))
         yield fail if hold in _SERIOUS_HOLDS else warn, f"is held back: {why}", advice
 

@@ -7,7 +7,7 @@ from ostrya.cli.diagnosis.facts import Facts, RouterFacts
 from ostrya.cli.diagnosis.findings import Finding, counted, fail, listed, ok, skipped, warn
 
 _LEVELS = {
-    admin_pb2.KNOWLEDGE_LEVEL_FROZEN_INDEX: "has not heard from Redis for a while: its prefix index fades",
+    admin_pb2.KNOWLEDGE_LEVEL_FROZEN_INDEX: "has heard of no replica through Redis for a while: its prefix index fades",
     admin_pb2.KNOWLEDGE_LEVEL_NO_INDEX: "has no prefix index: it spreads requests by their first tokens",
     admin_pb2.KNOWLEDGE_LEVEL_NO_LOAD: "knows no prefixes and no loads: it draws replicas at random",
 }

@@ -6,6 +6,7 @@ from statistics import median_low
 
 from ostrya.cli.diagnosis.facts import Clock, Facts, Memory, RedisFacts
 from ostrya.cli.diagnosis.findings import Finding, counted, fail, listed, ok, skipped, warn
+from ostrya.cli.diagnosis.writes import EVICT, is_full, refused
 from ostrya.state.keys import SCHEMA
 
 SLOW_S = 0.1
@@ -21,8 +22,10 @@ HERE = "this machine"
 
 
 def redis(facts: Facts) -> Iterator[Finding]:
-    """Reachable, quick, and with room."""
+    """Reachable, quick, with room, and taking writes."""
     found = facts.redis
+    if refusal := refused(facts):
+        yield refusal
     if found is None:
         yield skipped("redis", "not looked at; give --redis-url where Redis can be reached from")
         return
@@ -120,7 +123,8 @@ def _memory(found: RedisFacts) -> Iterator[Finding]:
     if not memory.max_bytes:
         yield ok("redis", f"{answers} and uses {used}; no maxmemory bounds it")
     elif memory.used_bytes > FULL_RATIO * memory.max_bytes:
-        yield _full(found, memory)
+        if not is_full(memory):  # of which writes.py tells
+            yield _full(found, memory)
     else:
         yield ok("redis", f"{answers} and uses {used} of {memory.max_bytes / 2**20:.0f} MiB")
     if memory.evicted_keys:
@@ -137,7 +141,7 @@ def _full(found: RedisFacts, memory: Memory) -> Finding:
         return fail(
             "redis",
             f"Redis at {found.where} uses {share} and refuses writes when full (policy noeviction)",
-            "Raise maxmemory, or let it evict (volatile-ttl): all keys of Ostrya expire and are rebuilt.",
+            EVICT,
         )
     return warn(
         "redis", f"Redis at {found.where} uses {share}; then it evicts keys ({memory.policy})", "Raise maxmemory."
