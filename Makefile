@@ -23,7 +23,7 @@ define new-venv
 $(if $(call new-enough,$(1)),$(error $(refusal)))test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 endef
 
-.PHONY: serve check test test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-engine bench-capacity golden clean
+.PHONY: serve check test test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-huge fuzz bench-engine bench-capacity golden clean
 
 serve: $(SERVING)  ## Redis, router and two workers on this machine; streams one answer
 	$(BIN)/ostrya up --workers $(WORKERS)
@@ -67,6 +67,12 @@ screenshots: $(STAMP)  ## of the dashboards, from a real Prometheus under load; 
 
 bench-router: $(STAMP)
 	$(BIN)/python -m tests.bench.router
+
+bench-huge: $(STAMP)
+	$(BIN)/python -m tests.bench.huge
+
+fuzz: $(STAMP)  ## 100,000 mutations of everything in Redis against a router's readers; a minute or two
+	OSTRYA_FUZZ=100000 $(BIN)/pytest tests/unit/router/test_garbage.py tests/unit/state/test_garbage.py -k mutation
 
 bench-engine: $(STAMP) $(PEER)/.installed
 	$(BIN)/python -m tests.bench.engine --peer $(PEER)/bin/python

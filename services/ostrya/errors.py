@@ -13,6 +13,7 @@
     ├── ConfigError (also ValueError)      settings that cannot work; lists all of them at once
     └── StateError                         what processes share through Redis
         ├── StateUnavailable               Redis cannot be reached, or refuses; never fails a request
+        ├── Unreadable                     a key holds something else than it should; skipped, never fails a request
         └── Fenced                         another process has taken this worker's identity
 
 Messages say what, value, limit, what to do. gRPC codes for these are chosen in service/status.py and nowhere else.
@@ -94,6 +95,10 @@ class StateUnavailable(StateError):
         super().__init__(message)
         self.refusal = refusal
         """What it answered, one of state/connection.py's Refusal; empty = nothing."""
+
+
+class Unreadable(StateError):
+    """A key in Redis holds something else than it should."""
 
 
 class Fenced(StateError):

@@ -193,9 +193,11 @@ async def test_a_lease_that_is_over_holds_a_replica_though_it_is_ready_until_it_
         async with publishing(made.redis.url, "late", address=made.workers[1].address):
             made.endpoint(1, ready=True)
             await until(lambda: made.routable() == {"w0", "late"})
+        made.workers[1].answer.close()  # who answers without a lease stays
         assert await until(lambda: made.routable() == {"w0"}, timeout_s=6.0) <= 5.0
         assert made.holds() == {"late": (Hold.NO_LEASE,)}
         assert await made.answered_by() == {"w0"}
+        made.workers[1].answer.open()
         async with publishing(made.redis.url, "late", address=made.workers[1].address):
             await until(lambda: made.routable() == {"w0", "late"})
 
@@ -330,6 +332,7 @@ async def test_in_static_mode_the_members_decide_nothing_but_are_followed() -> N
         connection = Connection(redis.url)
         stack.push_async_callback(connection.close)
         await connection.call("DEL", keys.worker_keys("default", "named").lease)
+        workers["named"].answer.close()
         await until(lambda: WorkerId("named") in router._discovery._registry.over, timeout_s=6.0)
         assert names() == ["named"]
         assert router._discovery.kubernetes_up is None

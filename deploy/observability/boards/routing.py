@@ -149,6 +149,27 @@ INDEX = Row(
             queries=(Query(rate(router("index_ops_total"), "op"), "{{op}}"),),
             unit="ops",
         ),
+        Panel(
+            title="Skipped in Redis",
+            text="Rows and entries that cannot be read, by kind, each time they were looked at. Anything for long "
+            "means that somebody else, or another version, writes to this Redis. Nothing fails; they are not used.",
+            queries=(Query(rate(router("unreadable_total"), "kind"), "{{kind}}"),),
+            unit="ops",
+        ),
+        Panel(
+            title="Parts of the routers",
+            text="0 while a router's discovery, tracker, waiting room or gauges fail and are started again. Requests "
+            "go on by what is known; what that part should tell goes stale. See the router's log.",
+            queries=(Query(f"min by (replica, part) ({router('part_up')})", "{{replica}} {{part}}"),),
+            kind="state-timeline",
+            names=((0, "failing", "red"), (1, "up", "green")),
+        ),
+        Panel(
+            title="Parts started again",
+            text="How often a part of a router was started after it failed. Never, normally: each is a fault of ours.",
+            queries=(Query(rate(router("part_restarts_total"), "part"), "{{part}}"),),
+            unit="ops",
+        ),
     ),
 )
 

@@ -34,9 +34,10 @@ from ostrya.cli.diagnosis.facts import (
 from ostrya.cli.dialling import dial
 from ostrya.cli.prometheus import shown
 from ostrya.client.attempts import CHANNEL_OPTIONS, failure
-from ostrya.errors import StateUnavailable
-from ostrya.state import lease, members
+from ostrya.errors import StateUnavailable, Unreadable
+from ostrya.state import board, lease, members
 from ostrya.state.connection import Connection
+from ostrya.state.rows import Kind, Rejects
 
 F = TypeVar("F", RouterFacts, RedisFacts, PrometheusFacts, TlsFacts)
 
@@ -224,9 +225,15 @@ def _memory(info: Mapping[str, object]) -> Memory:
 async def _ask_rows(connection: Connection, found: RedisFacts, pools: Sequence[str]) -> RedisFacts:
     rows = {}
     for pool in pools:
-        there = await members.read(connection, pool)
+        rejects = Rejects()
+        try:
+            there = await members.read(connection, pool, rejects=rejects)
+            await board.read(connection, pool, first=there, rejects=rejects)
+        except Unreadable as error:
+            rejects.add(Kind.MEMBER, "members or load", error)
+            there = {}
         leases = await lease.remaining_s(connection, pool, list(there))
-        rows[pool] = PoolRows(members=there, leases=leases)
+        rows[pool] = PoolRows(members=there, leases=leases, unreadable=rejects.named_rows())
     return replace(found, pools=rows)
 
 

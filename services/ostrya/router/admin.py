@@ -5,7 +5,7 @@ of the pool does.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,6 +18,7 @@ from ostrya.api.v1.worker_pb2_grpc import WorkerServiceStub
 from ostrya.errors import InvalidRequest, NotFound, OstryaError, Unavailable
 from ostrya.router.explain import DecisionLog, candidates
 from ostrya.router.fleet import Fleet, ReplicaRow
+from ostrya.router.parts import Failing
 from ostrya.router.types import Candidate, KnowledgeLevel, Load, ReplicaState, WorkerId
 from ostrya.service.bounds import check_drain_s, check_name
 from ostrya.service.server import channel
@@ -61,6 +62,8 @@ class Status:
     num_in_flight: int
     num_waiting: int
     is_draining: bool
+    failing: Mapping[str, Failing]
+    """Parts that fail, by name."""
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -154,6 +157,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             num_in_flight=status.num_in_flight,
             num_waiting=status.num_waiting,
             is_draining=status.is_draining,
+            failing_parts=[
+                admin_pb2.FailingPart(name=name, error=part.error, num_restarts=part.num_restarts)
+                for name, part in sorted(status.failing.items())
+            ],
         )
 
     @asynccontextmanager

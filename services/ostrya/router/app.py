@@ -5,6 +5,7 @@ one, and NOT_SERVING routers would only hide from clients what NO_REPLICA with R
 """
 
 import asyncio
+import gc
 import logging
 import secrets
 import socket
@@ -28,6 +29,7 @@ from ostrya.router.fleet import Fleet
 from ostrya.router.gate import Gate
 from ostrya.router.metrics import KubernetesMetrics, RouterMetrics
 from ostrya.router.offload import Offload
+from ostrya.router.parts import Parts
 from ostrya.router.proxy import Proxy
 from ostrya.router.served import ServedModel
 from ostrya.router.servicer import InferenceServicer
@@ -37,6 +39,7 @@ from ostrya.router.waiting import WaitingRoom, num_free
 from ostrya.service import descriptors, logs, tracing
 from ostrya.service.metrics import MetricsEndpoint
 from ostrya.service.server import GrpcServer, stop_signal
+from ostrya.state.rows import Rejects
 from ostrya.text.source import resolve_model
 from ostrya.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -76,8 +79,18 @@ class Router:
         )
         metrics.queue_depth.set_function(lambda: room.num_waiting)
         self._kubernetes = KubernetesMetrics(registry) if settings.discovery == "kubernetes" else None
-        self._discovery = Discovery(settings, fleet=fleet, chain=chain, clock=clock)
-        self._tracker = Tracker(settings, fleet=fleet, index=index, clock=clock)
+        self._rejects = rejects = Rejects()
+        self._discovery = Discovery(settings, fleet=fleet, chain=chain, clock=clock, rejects=rejects)
+        self._tracker = Tracker(settings, fleet=fleet, index=index, clock=clock, rejects=rejects)
+        self._parts = Parts(
+            {
+                "discovery": self._discovery.run,
+                "tracker": self._tracker.run,
+                "waiting": lambda: room.follow(fleet.wait_changed),
+                "gauges": self._show,
+            },
+            clock=clock,
+        )
         self._offload = offload = Offload()
         served = ServedModel(
             name=name,
@@ -139,8 +152,8 @@ class Router:
         self._is_draining = False
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[set[asyncio.Task[None]]]:
-        """Serves while the block runs; the tasks given to it should run for ever.
+    async def serving(self) -> AsyncIterator[None]:
+        """Serves while the block runs.
 
         Leaving drains: NOT_SERVING, a moment later no new calls, running streams end (also those that still wait for a
         replica) or are ended with UNAVAILABLE, all is closed.
@@ -154,16 +167,13 @@ class Router:
             self.metrics_port = self._endpoint.start()
             # It waits for a thread; streams must not wait for that.
             stack.push_async_callback(asyncio.to_thread, self._endpoint.close)
-            room = self._room.follow(self.fleet.wait_changed)
-            parts = (self._discovery.run(), self._tracker.run(), room, self._show())
-            tasks = {asyncio.create_task(part) for part in parts}
-            stack.push_async_callback(_end, tasks)
+            stack.push_async_callback(_end, asyncio.create_task(self._parts.run(), name="parts"))
             self.port = await self._server.start()
             stack.push_async_callback(self._drain)
             await self._server.set_alive(True)
             await self._server.set_serving(True)
             self._metrics.enter("serving")
-            yield tasks
+            yield
 
     def status(self) -> Status:
         """As GetStatus tells it."""
@@ -177,6 +187,7 @@ class Router:
             num_in_flight=self.admission.in_flight,
             num_waiting=self._room.num_waiting,
             is_draining=self._is_draining,
+            failing=self._parts.failing(),
         )
 
     async def _drain(self) -> None:
@@ -201,13 +212,15 @@ class Router:
             fleet, index = self.fleet, self._index
             self._metrics.show_fleet(fleet.replicas(), fleet.snapshot(), redis_up=fleet.redis_up)
             self._metrics.show_index(self._tracker, num_entries=index.num_entries, num_refused=index.num_refused)
+            self._metrics.show_parts(self._parts.failing(), self._parts.num_restarts)
+            self._metrics.show_rejects(self._rejects.counts)
             if self._kubernetes is not None:
                 self._kubernetes.show(self._discovery, self._discovery.nodes)
             await asyncio.sleep(_GAUGES_EVERY_S)
 
 
 async def serve(settings: RouterSettings) -> int:
-    """Runs a router until SIGTERM or SIGINT, then drains it; a second signal ends the drain. Exit code 1: a part broke.
+    """Runs a router until SIGTERM or SIGINT, then drains it; a second signal ends the drain. The exit code, 0.
 
     ConfigError, ModelLoadError, or OSError for a port that is taken.
     """
@@ -218,22 +231,20 @@ async def serve(settings: RouterSettings) -> int:
     source = resolve_model(settings.model)
     name = settings.model_name or source.name
     router = Router(settings, name=name, tokenizer=load_tokenizer(source.path))
-    async with router.serving() as parts:
+    # What is here by now stays: looking through it again and again would be most of each pause for garbage.
+    gc.collect()
+    gc.freeze()
+    async with router.serving():
         fields = {"port": router.port, "metrics_port": router.metrics_port, "model": name}
         log.info("router serves", extra={"fields": fields})
-        stopping = asyncio.create_task(stop.wait())
-        done, _ = await asyncio.wait({stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        await stop.wait()
         stop.clear()
         router.hurry = stop
         log.info("router drains", extra={"fields": {"in_flight": router.admission.in_flight}})
-        for broken in done - {stopping}:
-            log.error("a part of the router broke", exc_info=broken.exception())
-        return 0 if stopping in done else 1
+    return 0
 
 
-async def _end(tasks: set[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    # What a part failed with was said by serve.
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    # What a part failed with was said when it did.
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,7 +1,8 @@
 """What a request would cost on each replica: cost = wait + beta * uncached tokens / prefill rate + decode pressure.
 
 Pure arithmetic over a fleet snapshot; pick.py decides with it, explain.py shows it. One pass with local names only: it
-runs on every request for every replica, so it keeps plain lists and makes no objects.
+runs on every request for every replica, so it keeps plain lists and makes no objects. Total: whatever numbers a
+snapshot has, every term is a finite one, so that there is always a least.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,12 @@ DECODE_STEP_S = 0.02
 """What one more row costs a half-full batch; a typical decode step."""
 
 MAX_BUSY = 0.98
+
+WORST_S = 1e9
+"""A term that is more than this, or is no number at all, counts as this much: its replica comes last."""
+
+MAX_TOKENS_PER_S = 1e12
+"""A rate above it was not measured."""
 
 CREDIT_HALF_LIFE_S = 60.0
 """Of a frozen index, or of a replica's part of it (architecture section 5)."""
@@ -61,41 +68,45 @@ def score(
     last = num_tokens - 1  # the last prompt token is always computed
     for view in replicas:
         load = view.load
-        rate = load.prefill_tokens_per_s
-        if rate < least_rate:
-            rate = least_rate if rate else typical_rate
-        elif rate > most_rate:
-            rate = most_rate
-        depth = depths.get(view.slot)
-        worth = credit
-        if (age_s := view.index_age_s) and (own := _fading(age_s)) < credit:
-            worth = own
-        usable = int(min(depth * view.page_size * view.routing_stride, last) * worth) if depth else 0
-        # The board counts our own requests too, so the larger of both counts nothing twice; the board's part is
-        # worked off while it ages.
-        ahead, queued = view.own_prefill_tokens, load.queued_tokens
-        if queued > ahead:
-            left = queued - view.load_age_s * rate
-            wait = (left if left > ahead else ahead) / rate
-        else:
-            wait = ahead / rate
-        there = load.num_running + load.num_waiting if view.load_age_s < STALE_LOAD_S else 0
-        own_requests = view.own_requests
-        busy = (there if there > own_requests else own_requests) / view.max_running
-        if total := load.total_pages:
-            full = 1.0 - (load.free_pages + load.reusable_pages) / total
-            busy = full if full > busy else busy
-        cached.append(usable)
-        waits.append(wait)
-        prefills.append((num_tokens - usable) / rate)
-        decodes.append(DECODE_STEP_S * busy / (1.0 - busy) if busy < MAX_BUSY else _overfull_s(busy))
+        try:
+            rate = load.prefill_tokens_per_s
+            if not least_rate <= rate <= most_rate:  # true for NaN too
+                rate = most_rate if rate > most_rate else least_rate if rate > 0 else typical_rate
+            depth = depths.get(view.slot)
+            worth = credit
+            if (age_s := view.index_age_s) and (own := _fading(age_s)) < credit:
+                worth = own
+            usable = int(min(depth * view.page_size * view.routing_stride, last) * worth) if depth else 0
+            # The board counts our own requests too, so the larger of both counts nothing twice; the board's part is
+            # worked off while it ages.
+            ahead, queued = view.own_prefill_tokens, load.queued_tokens
+            if queued > ahead:
+                left = queued - view.load_age_s * rate
+                wait = (left if left > ahead else ahead) / rate
+            else:
+                wait = ahead / rate
+            there = load.num_running + load.num_waiting if view.load_age_s < STALE_LOAD_S else 0
+            own_requests = view.own_requests
+            busy = (there if there > own_requests else own_requests) / view.max_running
+            if total := load.total_pages:
+                full = 1.0 - (load.free_pages + load.reusable_pages) / total
+                busy = full if full > busy else busy
+            prefill = (num_tokens - usable) / rate
+            decode = DECODE_STEP_S * busy / (1.0 - busy) if busy < MAX_BUSY else _overfull_s(busy)
+        except (ArithmeticError, ValueError):  # a number too large for arithmetic, or a zero where none can be
+            usable, wait, prefill, decode = 0, WORST_S, WORST_S, WORST_S
+        cached.append(usable if 0 <= usable <= last else 0)
+        waits.append(wait if 0.0 <= wait <= WORST_S else WORST_S)
+        prefills.append(prefill if 0.0 <= prefill <= WORST_S else WORST_S)
+        decodes.append(decode if 0.0 <= decode <= WORST_S else WORST_S)
     beta = 1.0 + min(MAX_EXTRA_BETA, sum(waits) / len(waits) / BETA_WAIT_S) if waits else 1.0
     costs = [wait + beta * prefill + decode for wait, prefill, decode in zip(waits, prefills, decodes, strict=True)]
     return Scores(beta, cached, waits, prefills, decodes, costs)
 
 
 def _fading(age_s: float) -> float:
-    return float(0.5 ** (age_s / CREDIT_HALF_LIFE_S))
+    # False for NaN too.
+    return float(0.5 ** (age_s / CREDIT_HALF_LIFE_S)) if 0.0 <= age_s <= WORST_S else 0.0
 
 
 def _overfull_s(busy: float) -> float:
@@ -105,5 +116,5 @@ def _overfull_s(busy: float) -> float:
 
 def _typical_rate(replicas: Sequence[ReplicaView]) -> float:
     """The mean of those that have measured one."""
-    measured = [rate for view in replicas if (rate := view.load.prefill_tokens_per_s)]
+    measured = [rate for view in replicas if 0 < (rate := view.load.prefill_tokens_per_s) <= MAX_TOKENS_PER_S]
     return sum(measured) / len(measured) if measured else DEFAULT_PREFILL_TOKENS_PER_S

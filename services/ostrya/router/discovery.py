@@ -27,10 +27,13 @@ from ostrya.router.link import Link
 from ostrya.router.registry import Registry
 from ostrya.router.settings import RouterSettings
 from ostrya.router.types import Hold, ReplicaState
+from ostrya.state.rows import Rejects
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.25
+_STARTS = 32
+"""Links started a poll: each is a connection, and a table full of members is not worth a pause of the others."""
 
 
 class Discovery:
@@ -44,10 +47,11 @@ class Discovery:
         chain: ChainKey,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        rejects: Rejects | None = None,
     ) -> None:
         """ConfigError if the settings ask for a Kubernetes API that is not to be found."""
         self._settings, self._fleet, self._chain = settings, fleet, chain
-        self._registry = Registry(settings, fleet=fleet, clock=clock)
+        self._registry = Registry(settings, fleet=fleet, clock=clock, rejects=rejects)
         is_kubernetes = settings.discovery == "kubernetes"
         self._cluster = Cluster(settings, changed=self._cluster_changed, wall=wall) if is_kubernetes else None
         self._cluster_news = asyncio.Event()
@@ -55,6 +59,7 @@ class Discovery:
         self.watch_events = self._cluster.events if self._cluster is not None else nothing
         """What happened to the watch of the endpoints, by WatchEvent."""
         self._links: dict[str, asyncio.Task[None]] = {}
+        self._is_watching = False
 
     @property
     def redis_up(self) -> bool:
@@ -77,8 +82,12 @@ class Discovery:
         return endpoints.count((known or {}).values())
 
     async def run(self) -> None:
-        """Until cancelled; then no link is left, the fleet keeps what it knows."""
-        if self._cluster is not None:
+        """Until cancelled; then no link is left, the fleet keeps what it knows.
+
+        A failure leaves the links at work: whoever starts this again finds them, and requests never notice.
+        """
+        if self._cluster is not None and not self._is_watching:
+            self._is_watching = True
             self._cluster.start()
         try:
             while True:
@@ -87,11 +96,13 @@ class Discovery:
                 await self._remove_gone()
                 await self._match_links()
                 await self._pause()
-        finally:
+        except asyncio.CancelledError:
             await self._end(list(self._links))
+            raise
 
     async def close(self) -> None:
-        """Ends the watches and closes the connection to Redis."""
+        """Ends links and watches and closes the connection to Redis."""
+        await self._end(list(self._links))
         if self._cluster is not None:
             await self._cluster.close()
         await self._registry.close()
@@ -114,11 +125,20 @@ class Discovery:
         if self._settings.discovery == "static":
             return static
         if self._cluster is None:
-            return self._registry.addresses | static
+            return self._registry.addresses | self._connected() | static
         if self._cluster.endpoints is not None:
             return set(self._cluster.endpoints)
         # A router that starts while the API is away has nothing older to keep; the members are the next best.
         return self._registry.addresses if self._cluster.events[WatchEvent.FAILED] else set()
+
+    def _connected(self) -> set[str]:
+        """Of replicas whose lease is not over and that are there, whatever address their row says at the moment."""
+        over = self._registry.over
+        return {
+            row.info.address
+            for row in self._fleet.replicas()
+            if row.state is not ReplicaState.LOST and row.info.worker_id not in over
+        }
 
     def _holds(self) -> dict[str, tuple[Hold, ...]]:
         """By address. With static workers alone nothing keeps work from a replica: it serves, or it does not."""
@@ -167,7 +187,7 @@ class Discovery:
                 del self._links[address]
         kept = wanted if self._cluster is None else wanted | {row.info.address for row in self._fleet.replicas()}
         await self._end([address for address in self._links if address not in kept])
-        for address in wanted - self._links.keys():
+        for address in sorted(wanted - self._links.keys())[:_STARTS]:
             link = Link(
                 address=address,
                 pool=self._settings.pool,
@@ -183,4 +203,4 @@ class Discovery:
             task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
-                raise result
+                log.error("link ended by a fault of ours", exc_info=result)

@@ -16,6 +16,7 @@ import grpc
 from ostrya.api.v1.common_pb2 import LoadReport
 from ostrya.errors import Unavailable
 from ostrya.prefix.index import PrefixIndex
+from ostrya.router import figures
 from ostrya.router.pick import Avoided
 from ostrya.router.replica import Connection, InFlight, Replica, ReplicaInfo, is_routable
 from ostrya.router.types import FleetSnapshot, Hold, KnowledgeLevel, Load, ReplicaState, WorkerId
@@ -55,6 +56,8 @@ class Followed:
     slot: int
     min_epoch: int
     """Older journals of this worker id belong to a process that is gone."""
+    num_pages: int
+    """It cannot hold more resume points; 0 = it did not say."""
 
 
 class Fleet:
@@ -227,7 +230,7 @@ class Fleet:
     def followed(self) -> dict[WorkerId, Followed]:
         """The journals that belong in the index."""
         return {
-            worker_id: Followed(slot=replica.slot, min_epoch=replica.min_epoch)
+            worker_id: Followed(slot=replica.slot, min_epoch=replica.min_epoch, num_pages=replica.info.num_pages)
             for worker_id, replica in self._replicas.items()
             if replica.slot >= 0
         }
@@ -305,7 +308,7 @@ class Fleet:
 
 def load_of(report: LoadReport) -> Load:
     """The wire's load as the router's own value."""
-    return Load(
+    return figures.load(
         num_running=report.num_running,
         num_waiting=report.num_waiting,
         queued_tokens=report.queued_tokens,

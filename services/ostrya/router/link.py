@@ -16,10 +16,12 @@ from grpc_health.v1 import health_pb2
 from ostrya.api.v1 import worker_pb2
 from ostrya.api.v1.worker_pb2_grpc import WorkerServiceStub
 from ostrya.prefix.chain import ChainKey, self_test
+from ostrya.router import figures
 from ostrya.router.fleet import Fleet
 from ostrya.router.replica import ReplicaInfo
 from ostrya.router.types import ReplicaState, WorkerId
 from ostrya.service.server import channel as open_channel
+from ostrya.state.members import MAX_WORKER_ID, is_worker_id
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +30,12 @@ _DIAL_TIMEOUT_S = 2.0
 _MIN_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 0.5
 _UNUSABLE_BACKOFF_S = 5.0
-"""Before asking again somebody who answered, but is of another pool or model, or has been replaced."""
-_MAX_SELF_TEST_TOKENS = 1 << 20
-"""What we are willing to hash for a peer's page size and stride."""
+"""Before asking again somebody who answered, but is of another pool or model, or has been replaced; and somebody who
+did not answer at all _NOBODY times."""
+_NOBODY = 60
+"""Half a minute of tries."""
+_MAX_SELF_TEST_TOKENS = 1 << 16
+"""What we are willing to hash for a peer's page size and stride: three milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +51,14 @@ class Link:
 
     async def run(self) -> None:
         """Sessions, one after the other, with a short pause that grows while the address does not answer."""
-        backoff_s = _MIN_BACKOFF_S
+        backoff_s, num_silent = _MIN_BACKOFF_S, 0
         worker_id: WorkerId | None = None
         try:
             while True:
                 try:
+                    num_silent += 1
                     worker_id = await self._dial(worker_id)
+                    num_silent = 0
                     if worker_id is None:
                         backoff_s = _UNUSABLE_BACKOFF_S
                     else:
@@ -65,7 +72,7 @@ class Link:
                         raise
                 self._lost(worker_id)
                 await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+                backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S) if num_silent < _NOBODY else _UNUSABLE_BACKOFF_S
         finally:
             self._lost(worker_id)
 
@@ -78,9 +85,9 @@ class Link:
         try:
             sent = self.wall()
             answer = await WorkerServiceStub(channel).GetInfo(worker_pb2.GetInfoRequest(), timeout=_DIAL_TIMEOUT_S)
-            info = self._info(answer, at=(sent + self.wall()) / 2)
             if not self._is_usable(answer):
                 return None
+            info = self._info(answer, at=(sent + self.wall()) / 2)
             if not self._is_same_process(info):
                 if not is_ours:
                     channel = open_channel(self.address, max_message_bytes=self.max_message_bytes)
@@ -141,7 +148,19 @@ class Link:
             self.fleet.set_state(worker_id, ReplicaState.LOST)
 
     def _is_usable(self, answer: worker_pb2.GetInfoResponse) -> bool:
-        """False for another pool's or model's worker, and for the id that a younger process has elsewhere."""
+        """False for another pool's or model's worker, for one that no request could go to, and for the id that a
+        younger process has elsewhere."""
+        limits = answer.limits
+        if not is_worker_id(answer.worker_id) or min(limits.max_running, limits.context_tokens, limits.vocab_size) < 1:
+            fields = {
+                "address": self.address,
+                "worker_id": answer.worker_id[:MAX_WORKER_ID],
+                "max_running": limits.max_running,
+                "context_tokens": limits.context_tokens,
+                "vocab_size": limits.vocab_size,
+            }
+            log.warning("what a worker says of itself cannot be; not used", extra={"fields": fields})
+            return False
         if answer.model != self.chain.model or answer.pool != self.pool:
             fields = {"address": self.address, "pool": answer.pool, "model": answer.model, "serves": self.chain.model}
             log.warning("worker is of another pool or model; not used", extra={"fields": fields})
@@ -171,7 +190,8 @@ class Link:
             context_tokens=answer.limits.context_tokens,
             vocab_size=answer.limits.vocab_size,
             prefix_credit=credit,
-            clock_offset_s=answer.time_s - at if answer.time_s else 0.0,
+            num_pages=answer.limits.num_pages,
+            clock_offset_s=figures.clock_offset_s(answer.time_s, at),
             state_schema=answer.state_schema,
             version=answer.version,
         )

@@ -1,7 +1,7 @@
 """What the router shows Prometheus, on a registry that is passed in. Names: docs/metrics.md."""
 
 from collections import Counter as Count
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias, get_args
 
 import grpc
@@ -9,6 +9,7 @@ import prometheus_client as prom
 
 from ostrya.router.fleet import ReplicaRow
 from ostrya.router.types import Choice, FleetSnapshot, Hold, Reason, ReplicaState, WorkerId
+from ostrya.state.rows import Kind
 
 # From a small model on this machine to a long prompt behind a queue.
 _TTFT_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48)
@@ -103,9 +104,14 @@ class RouterMetrics:
         self._holds = gauge(
             "replica_holds", "Replicas kept from new work, by why; lease_not_renewed keeps none.", "hold"
         )
+        self._part_up = gauge("part_up", "0 while a part of the router fails and is started again.", "part")
+        self._part_restarts = counter("part_restarts", "Starts of a part after it failed.", "part")
+        self._unreadable = counter("unreadable", "Rows and entries in Redis that were skipped, by kind.", "kind")
         self._lifecycle = gauge("lifecycle_state", "1 for the state the router is in.", "state")
         self._shown: Count[str] = Count()
-        """Index operations counted so far; the follower keeps totals."""
+        """Index operations counted so far; the follower keeps totals. Likewise the next two."""
+        self._shown_restarts: Count[str] = Count()
+        self._shown_unreadable: Count[str] = Count()
         for code in grpc.StatusCode:
             self.requests.labels(code.name)
         for state in ReplicaState:
@@ -114,6 +120,8 @@ class RouterMetrics:
             self._holds.labels(hold)
         for name in _LIFECYCLE:
             self._lifecycle.labels(name)
+        for kind in Kind:
+            self._unreadable.labels(kind)
         for reason in Reason:
             self._decisions.labels(reason)
         for phase in ("before_first_token", "after_first_token"):
@@ -140,6 +148,19 @@ class RouterMetrics:
         holds = Count(hold for row in rows for hold in row.holds)
         for hold in Hold:
             self._holds.labels(hold).set(holds[hold])
+
+    def show_parts(self, failing: Collection[str], num_restarts: Mapping[str, int]) -> None:
+        """How the router's own parts are doing."""
+        for part, total in num_restarts.items():
+            self._part_up.labels(part).set(part not in failing)
+            self._part_restarts.labels(part).inc(total - self._shown_restarts[part])
+            self._shown_restarts[part] = total
+
+    def show_rejects(self, counts: Mapping[Kind, int]) -> None:
+        """What stood in Redis and could not be read."""
+        for kind, total in counts.items():
+            self._unreadable.labels(kind).inc(total - self._shown_unreadable[kind])
+            self._shown_unreadable[kind] = total
 
     def enter(self, state: Lifecycle) -> None:
         """The router is in that state from now on."""

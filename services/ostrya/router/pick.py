@@ -1,6 +1,7 @@
 """Which replica gets a request. Pure: no I/O, no clock, no state; the same arguments always give the same choice.
 
-So a decision is explained and replayed from its arguments alone, and the simulator runs this very code.
+So a decision is explained and replayed from its arguments alone, and the simulator runs this very code. Total: whatever
+numbers the arguments hold, there is a choice as long as there is somebody to choose.
 """
 
 import zlib
@@ -16,6 +17,9 @@ NEAR_RATIO = 0.01
 
 LOAD_BOUND = 1.25
 """Consistent hashing with bounded loads: nobody gets more than this times the mean (Mirrokni et al. 2018)."""
+
+MAX_REQUESTS = 2**31
+"""A count above it, or below none, is not one: its replica counts as this full."""
 
 _MASK = (1 << 64) - 1
 _NOBODY: frozenset[WorkerId] = frozenset()
@@ -132,7 +136,8 @@ def _fallback(view: ReplicaView) -> Choice:
 
 
 def _requests(view: ReplicaView) -> int:
-    return max(view.own_requests, view.load.num_running + view.load.num_waiting)
+    number = max(view.own_requests, view.load.num_running + view.load.num_waiting)
+    return number if 0 <= number <= MAX_REQUESTS else MAX_REQUESTS
 
 
 def _order(key: int) -> Callable[[ReplicaView], int]:

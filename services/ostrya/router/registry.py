@@ -5,13 +5,15 @@ stays away while Redis is there is a question to the replica (question.py). Only
 over; what follows then depends on the mode of discovery and is decided there.
 """
 
+import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ostrya.errors import StateUnavailable
+from ostrya.errors import StateUnavailable, Unreadable
+from ostrya.router import figures
 from ostrya.router.fleet import Fleet
 from ostrya.router.question import Questions
 from ostrya.router.settings import RouterSettings
@@ -20,6 +22,7 @@ from ostrya.state import board, keys, lease, members
 from ostrya.state.board import LoadRow
 from ostrya.state.connection import Connection
 from ostrya.state.members import Member
+from ostrya.state.rows import MAX_ROWS, Kind, Rejects
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +32,11 @@ _AWAY_S = 1.25
 """How long a lease stays away before it is over: 3 s lease + 1.25 + 0.5 between looks is below 5 s."""
 _GRACE_S = keys.LEASE_MS / 1000 + 2.0
 """After Redis came back, workers have this long to renew or register again."""
+_ROWS_A_TURN = 64
+"""Of a look, before others get the event loop: half a millisecond."""
+_LOOKS = 4
+"""How often a row must say the same epoch before it counts: its worker writes it every second, so this long no stray
+write lasts, and an epoch that is too high would never be corrected."""
 _FORGET_S = 30.0
 """After this a member without a lease is removed from Redis."""
 _REMEMBER_S = 600.0
@@ -57,12 +65,16 @@ class _Known:
     """It would be over, but the replica answers."""
     answered_at: float = -math.inf
     """When that was last so."""
+    num_looks: int = 0
+    """How often in a row its epoch was this one."""
 
 
 class Registry:
     """Tells the fleet epochs and loads; `poll` four times a second, `close` at the end."""
 
-    def __init__(self, settings: RouterSettings, *, fleet: Fleet, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: RouterSettings, *, fleet: Fleet, clock: Callable[[], float], rejects: Rejects | None = None
+    ) -> None:
         self.is_up = False
         self.num_over = 0
         """How often a lease was found to be over."""
@@ -72,6 +84,7 @@ class Registry:
         self._dropped_at = clock()
         self._known: dict[WorkerId, _Known] = {}
         self._turn = 0
+        self._rejects = rejects or Rejects()
         self._back_at = clock()
         """Since when Redis has been there without a break."""
 
@@ -96,8 +109,10 @@ class Registry:
             if self._turn % _MEMBERS_EVERY == 0 or not self.is_up:
                 await self._read_members()
             self._turn += 1
-            rows = await board.read(self._connection, self._pool)
-        except StateUnavailable as error:
+            rows = await self._read_board()
+        except (StateUnavailable, Unreadable) as error:
+            if isinstance(error, Unreadable):
+                self._rejects.add(Kind.MEMBER, keys.members(self._pool), error)
             if self.is_up:
                 log.warning("Redis is gone; keeping the replicas", extra={"fields": {"error": str(error)}})
             self.is_up = self._fleet.redis_up = False
@@ -111,8 +126,17 @@ class Registry:
         await self._questions.close()
         await self._connection.close()
 
+    async def _read_board(self) -> dict[str, LoadRow]:
+        fleet = [row.info.worker_id for row in self._fleet.replicas()]
+        try:
+            return await board.read(self._connection, self._pool, first=fleet, rejects=self._rejects)
+        except Unreadable as error:
+            self._rejects.add(Kind.LOAD, keys.load(self._pool), error)
+            return {}
+
     async def _read_members(self) -> None:
-        rows = await members.read(self._connection, self._pool)
+        there = {str(worker_id): known.member for worker_id, known in self._known.items() if not known.is_over}
+        rows = await members.read(self._connection, self._pool, known=there, rejects=self._rejects)
         leases = await lease.remaining_s(self._connection, self._pool, list(rows))
         now = self._clock()
         if not self.is_up:
@@ -124,10 +148,24 @@ class Registry:
                 for worker_id, known in self._known.items()
                 if not known.is_over or worker_id in rows or _is_remembered(known, now)
             }
-        for name, member in rows.items():
+        await self._heed(rows, leases, now)
+
+    async def _heed(self, rows: Mapping[str, Member], leases: Mapping[str, float], now: float) -> None:
+        """What was read; others get the event loop in between, as there may be many."""
+        room = MAX_ROWS - sum(not known.is_over for known in self._known.values())
+        for number, (name, member) in enumerate(rows.items(), 1):
+            if number % _ROWS_A_TURN == 0:
+                await asyncio.sleep(0)
+            if name not in self._known:
+                room -= 1
+                if room < 0:
+                    self._rejects.add(Kind.SURPLUS, keys.members(self._pool), f"has more than {MAX_ROWS} members")
+                    continue
             self._see(WorkerId(name), member, leases.get(name), now)
         self._questions.ask({worker_id: self._address(worker_id, known) for worker_id, known in self._doubtful(now)})
-        for worker_id, known in list(self._known.items()):
+        for number, (worker_id, known) in enumerate(list(self._known.items()), 1):
+            if number % _ROWS_A_TURN == 0:
+                await asyncio.sleep(0)
             await self._judge(worker_id, known, now)
         renew_s = keys.LEASE_MS / 1000
         self._fleet.set_unheard({one: self._known[one].lease_until - renew_s for one in self.unrenewed})
@@ -152,6 +190,8 @@ class Registry:
         known = self._known.get(worker_id)
         if known is None:
             known = self._known[worker_id] = _Known(member, now, now)
+        if member is not known.member:  # else its row could not be read, and says nothing new
+            known.num_looks = known.num_looks + 1 if known.member.epoch == member.epoch else 1
         known.member, known.row_at = member, now
         if remaining_s is not None:
             if known.is_unrenewed:
@@ -159,9 +199,9 @@ class Registry:
             known.lease_until, known.was_live, known.is_over, known.is_unrenewed = now + remaining_s, True, False, False
         replica = self._fleet.info(worker_id)
         # While its stream holds it is the same process, registered anew. Otherwise the link asks who is there. A row
-        # without a lease may be that of the process before it.
+        # without a lease may be that of the process before it, and one seen but once a stray write.
         is_same = replica is not None and replica.address == member.address and self._is_connected(worker_id)
-        if is_same and remaining_s is not None:
+        if is_same and remaining_s is not None and known.num_looks >= _LOOKS:
             self._fleet.registered(worker_id, member.epoch)
 
     async def _judge(self, worker_id: WorkerId, known: _Known, now: float) -> None:
@@ -181,7 +221,7 @@ class Registry:
         elif is_away and not known.is_over and not self._questions.is_pending(worker_id):
             known.is_over, known.is_unrenewed = True, False
             self.num_over += 1
-            if has_row or is_excused:
+            if self._fleet.info(worker_id) is not None and (has_row or is_excused):
                 log.warning("lease is over", extra=fields)
             else:
                 log.info("worker has left", extra=fields)
@@ -200,7 +240,7 @@ def _is_remembered(known: _Known, now: float) -> bool:
 
 
 def _load(row: LoadRow) -> Load:
-    return Load(
+    return figures.load(
         num_running=row.num_running,
         num_waiting=row.num_waiting,
         queued_tokens=row.queued_tokens,

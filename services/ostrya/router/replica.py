@@ -33,6 +33,8 @@ class ReplicaInfo:
     vocab_size: int
     prefix_credit: bool
     """Its digest chain is ours."""
+    num_pages: int = 0
+    """Of its cache, so that it cannot hold more resume points; 0 = it did not say."""
     clock_offset_s: float = 0.0
     """Its clock minus ours when it was dialled; good to half a round trip."""
     state_schema: int = 0

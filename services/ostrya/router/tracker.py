@@ -3,24 +3,29 @@
 For each worker the next id is known. Anything else (a gap, a marker, a trimmed log, another epoch, a head that is not
 where it should be) means: take the snapshot, go on after its number. Until a fitting one is there the old knowledge
 stays. While Redis is gone the index is frozen; nothing here ever fails a request.
+
+Whatever stands in Redis, decisions do not wait for it: batches and snapshots are bounded by what a worker can hold and
+are applied in slices, a snapshot beside the old knowledge until it is whole.
 """
 
 import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ostrya.errors import StateError, StateUnavailable
-from ostrya.prefix.events import Event, unpack
+from ostrya.errors import StateUnavailable, Unreadable
+from ostrya.prefix.chain import RoutingDigest
+from ostrya.prefix.events import SLICE, Event, unpack
 from ostrya.prefix.index import PrefixIndex
 from ostrya.router.fleet import Fleet
 from ostrya.router.registry import DROP_S
 from ostrya.router.settings import RouterSettings
 from ostrya.router.types import WorkerId
 from ostrya.state.connection import Connection
-from ostrya.state.journal import Entry, Head, JournalReader, Position
+from ostrya.state.journal import MAX_BATCH_BYTES, Entry, Head, JournalReader, Position
+from ostrya.state.rows import Kind, Rejects
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +37,11 @@ _HEAL_FAST_S = 5.0
 """After this a worker without a snapshot has no journal, rather than one in repair."""
 _HEADS_S = 0.5
 """How often heads are compared with our positions: finds what no entry would ever tell."""
+_STRAY_S = 10.0
+"""After so long without the place that somebody promised, the promise was wrong and what Redis says now counts."""
 _MAX_BACKOFF_S = 0.5
-_SWEEP_BUDGET = 20_000
-"""Digests a slice: about 3 ms of the event loop."""
+_SLICES = 32
+"""Of a snapshot, or of what dead replicas held, a turn; between two, everybody else gets the event loop."""
 
 
 @dataclass(slots=True)
@@ -42,6 +49,10 @@ class _Cursor:
     """Where we are in one worker's journal."""
 
     slot: int
+    most: int
+    """Resume points its worker can hold."""
+    min_epoch: int
+    """Older ones belong to a process that is gone."""
     needs: Position
     """The earliest snapshot that would make the slot whole again."""
     behind_since: float
@@ -55,6 +66,18 @@ class _Cursor:
     """The slot holds what the worker held at `at`. Otherwise a snapshot is due."""
 
 
+@dataclass(slots=True)
+class _Filling:
+    """A snapshot on its way into the index."""
+
+    worker_id: WorkerId
+    slot: int
+    draft: int
+    """The index's slot that it fills."""
+    at: Position
+    slices: Iterator[Sequence[RoutingDigest]]
+
+
 class Tracker:
     """Owns the writing side of the index. `run` in a task, `close` after it ended. Counters are for metrics."""
 
@@ -65,6 +88,7 @@ class Tracker:
         fleet: Fleet,
         index: PrefixIndex,
         clock: Callable[[], float] = time.monotonic,
+        rejects: Rejects | None = None,
     ) -> None:
         self.num_events: Counter[str] = Counter()
         """Digests applied, by kind: stored, removed; cleared counts events."""
@@ -75,8 +99,11 @@ class Tracker:
         self.redis_up = False
         self._fleet, self._index, self._clock = fleet, index, clock
         self._connection = Connection(settings.redis_url)
-        self._reader = JournalReader(self._connection, pool=settings.pool)
+        self._rejects = rejects or Rejects()
+        self._reader = JournalReader(self._connection, pool=settings.pool, rejects=self._rejects)
         self._cursors: dict[WorkerId, _Cursor] = {}
+        self._filling: _Filling | None = None
+        """One at a time, which bounds the memory."""
         self._heads_at = float("-inf")
         self._dropped_at = clock()
 
@@ -93,7 +120,7 @@ class Tracker:
         backoff_s = 0.05
         while True:
             self._index.expire(self._clock())
-            self._index.sweep(_SWEEP_BUDGET)
+            await self._sweep()
             self._match_fleet()
             try:
                 await self._doubt()
@@ -117,6 +144,7 @@ class Tracker:
 
     async def _turn(self) -> None:
         """Heads now and then, snapshots where due, then whatever the journals have."""
+        await self._fill()
         healing = [name for name, cursor in self._cursors.items() if self._is_healing(cursor)]
         if self._clock() - self._heads_at >= _HEADS_S:
             self._heads_at = self._clock()
@@ -125,15 +153,29 @@ class Tracker:
             await self._compare_heads(healing)
         after: dict[str, Position] = {name: cursor.at for name, cursor in self._cursors.items() if cursor.is_whole}
         block_ms = _HEAL_MS if healing or not self._index.is_swept else _BLOCK_MS
+        if self._filling is not None:
+            block_ms = 1
         if not after:
             await self._connection.call("PING")
             await asyncio.sleep(block_ms / 1000)
             return
-        found = await self._reader.read(after, block_ms=block_ms)
+        try:
+            found = await self._reader.read(after, block_ms=block_ms)
+        except Unreadable:
+            for name in await self._reader.unreadable(list(after)):
+                cursor = self._cursors[WorkerId(name)]
+                self._fall_behind(cursor, needs=Position(cursor.at.epoch, cursor.at.seq + 1))
+            return
         for name in after:
             self._cursors[WorkerId(name)].is_drained = name not in found
         for name, entries in found.items():
-            self._apply(WorkerId(name), entries)
+            await self._apply(WorkerId(name), entries)
+
+    async def _sweep(self) -> None:
+        for _ in range(_SLICES):
+            if self._index.sweep(SLICE):
+                return
+            await asyncio.sleep(0)
 
     def _match_fleet(self) -> None:
         """A cursor for each journal that should be followed. A new slot starts from nothing."""
@@ -143,8 +185,11 @@ class Tracker:
         for worker_id, wanted in followed.items():
             cursor, first = self._cursors.get(worker_id), Position(wanted.min_epoch, 0)
             if cursor is None or cursor.slot != wanted.slot:
-                self._cursors[worker_id] = _Cursor(wanted.slot, first, self._clock())
-            elif wanted.min_epoch > cursor.at.epoch:
+                most = min(wanted.num_pages or self._index.max_entries, self._index.max_entries)
+                self._cursors[worker_id] = _Cursor(wanted.slot, most, wanted.min_epoch, first, self._clock())
+                continue
+            cursor.min_epoch = wanted.min_epoch
+            if wanted.min_epoch > cursor.at.epoch:
                 self._fall_behind(cursor, needs=first)
 
     async def _compare_heads(self, worker_ids: list[WorkerId]) -> None:
@@ -161,32 +206,66 @@ class Tracker:
                 # Entries that were there at the last look never came: the log was trimmed behind us.
                 self._fall_behind(cursor, needs=cursor.promised)
             cursor.promised = head.at
-            if not cursor.is_whole and Position(head.at.epoch, head.snapshot_seq) >= cursor.needs:
+            self._forget_strays(cursor, head)
+            is_due = not cursor.is_whole and Position(head.at.epoch, head.snapshot_seq) >= cursor.needs
+            if is_due and self._filling is None:
                 await self._take_snapshot(worker_id, cursor, head)
 
+    def _forget_strays(self, cursor: _Cursor, head: Head) -> None:
+        """A place that was promised and never came was a stray write: waiting for it would last for ever."""
+        is_long_ago = not cursor.is_whole and self._clock() - cursor.behind_since > _STRAY_S
+        if is_long_ago and max(head.at, cursor.at) < cursor.needs and head.at.epoch >= cursor.min_epoch:
+            cursor.needs = Position(head.at.epoch, 0)
+
     async def _take_snapshot(self, worker_id: WorkerId, cursor: _Cursor, head: Head) -> None:
+        """Fetches it and begins to fill it in."""
         try:
-            snapshot = await self._reader.snapshot(worker_id)
-        except StateUnavailable:
-            raise
-        except StateError as error:
-            self._cannot_read("snapshot", worker_id, error)
+            snapshot = await self._reader.snapshot(worker_id, most=cursor.most)
+            is_promised = snapshot is None or (snapshot.epoch, snapshot.seq) == (head.at.epoch, head.snapshot_seq)
+            if not is_promised and (await self._reader.heads([worker_id])).get(worker_id) == head:
+                # Nothing in a snapshot says that its numbers are right, and with wrong ones we would never go on.
+                raise Unreadable("snapshot is not the one that its journal names")
+        except Unreadable as error:
+            self._cannot_read(Kind.SNAPSHOT, worker_id, error)
             self._fall_behind(cursor, needs=Position(head.at.epoch, head.snapshot_seq + 1))
             return
-        if snapshot is None or not self._fleet.follows(worker_id, cursor.slot):
-            return
-        at = Position(snapshot.epoch, snapshot.seq)
-        if at >= cursor.needs:
-            self._index.replace(cursor.slot, snapshot.digests)
-            cursor.at, cursor.is_whole = at, True
-            self.num_snapshots += 1
+        if snapshot is not None and is_promised and self._fleet.follows(worker_id, cursor.slot):
+            at, slices = Position(snapshot.epoch, snapshot.seq), snapshot.slices(SLICE)
+            self._filling = _Filling(worker_id, cursor.slot, self._index.add_draft(), at, slices)
+            await self._fill()
 
-    def _apply(self, worker_id: WorkerId, entries: list[Entry]) -> None:
+    async def _fill(self) -> None:
+        """Some slices of the snapshot that is being filled in; when it is whole, it is what its slot holds."""
+        filling = self._filling
+        if filling is None:
+            return
+        try:
+            for _ in range(_SLICES):
+                cursor = self._cursors.get(filling.worker_id)
+                is_wanted = cursor is not None and cursor.slot == filling.slot and filling.at >= cursor.needs
+                if cursor is None or not is_wanted or not self._fleet.follows(filling.worker_id, filling.slot):
+                    self._filling = None
+                    return
+                digests = next(filling.slices, None)
+                if digests is not None:
+                    self._index.store(filling.draft, digests)
+                else:
+                    self._filling = None
+                    self._index.become(filling.slot, filling.draft)
+                    cursor.at, cursor.is_whole = filling.at, True
+                    self.num_snapshots += 1
+                    return
+                await asyncio.sleep(0)
+        finally:
+            if self._filling is None:
+                self._index.retire(filling.draft)  # nothing, if it has become the slot's
+
+    async def _apply(self, worker_id: WorkerId, entries: list[Entry]) -> None:
         cursor = self._cursors[worker_id]
-        if not self._fleet.follows(worker_id, cursor.slot):
-            return  # replaced while we waited: the slot is no longer ours to write
         for entry in entries:
             epoch, seq = entry.at
+            if not self._fleet.follows(worker_id, cursor.slot):
+                return  # replaced while we waited: the slot is no longer ours to write
             if entry.packed is None or epoch > cursor.at.epoch:
                 self._fall_behind(cursor, needs=entry.at)
                 return
@@ -195,14 +274,28 @@ class Tracker:
                 self._fall_behind(cursor, needs=Position(epoch, seq - 1))
                 return
             try:
-                events = unpack(entry.packed)
+                await self._apply_batch(worker_id, cursor, entry.packed)
             except ValueError as error:
-                self._cannot_read("batch", worker_id, error)
+                self._cannot_read(Kind.BATCH, worker_id, error)
                 self._fall_behind(cursor, needs=entry.at)
                 return
-            self._index.apply(cursor.slot, events)
             cursor.at = entry.at
-            self._count(events)
+
+    async def _apply_batch(self, worker_id: WorkerId, cursor: _Cursor, packed: bytes) -> None:
+        """In slices. ValueError if it is none, or too large; what of it was applied is right, as far as it goes."""
+        if len(packed) > MAX_BATCH_BYTES:
+            raise ValueError(f"event batch has {len(packed)} bytes; no worker writes more than {MAX_BATCH_BYTES}")
+        num_digests = 0
+        for event in unpack(packed):
+            if num_digests >= SLICE:
+                num_digests = 0
+                await asyncio.sleep(0)
+            if not self._fleet.follows(worker_id, cursor.slot):
+                return
+            self._index.apply(cursor.slot, [event])
+            num_digests += self._count(event)
+            if self._index.num_blocks(cursor.slot) > cursor.most:
+                raise ValueError(f"more resume points are stored than the {cursor.most} that the worker can hold")
 
     def _fall_behind(self, cursor: _Cursor, *, needs: Position) -> None:
         if cursor.is_whole:
@@ -212,13 +305,15 @@ class Tracker:
     def _is_healing(self, cursor: _Cursor) -> bool:
         return not cursor.is_whole and self._clock() - cursor.behind_since < _HEAL_FAST_S
 
-    def _cannot_read(self, what: str, worker_id: WorkerId, error: Exception) -> None:
+    def _cannot_read(self, kind: Kind, worker_id: WorkerId, error: Exception) -> None:
         self.num_corrupt += 1
-        log.warning(f"{what} cannot be used", extra={"fields": {"worker_id": worker_id, "error": str(error)}})
+        self._rejects.add(kind, worker_id, error)
 
-    def _count(self, events: list[Event]) -> None:
-        for event in events:
-            self.num_events[type(event).__name__.lower()] += len(getattr(event, "digests", (None,)))
+    def _count(self, event: Event) -> int:
+        """The digests in it."""
+        digests = getattr(event, "digests", None)
+        self.num_events[type(event).__name__.lower()] += 1 if digests is None else len(digests)
+        return 1 if digests is None else len(digests)
 
     def _set_up(self, up: bool, why: str = "") -> None:
         if up != self.redis_up:

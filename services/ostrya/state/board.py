@@ -1,13 +1,12 @@
 """The load board of a pool: how busy each worker is. Workers write it several times a second, routers read it."""
 
-import logging
+from collections.abc import Iterable
 
 import msgspec
 
-from ostrya.state import keys
-from ostrya.state.connection import Command, Connection
-
-log = logging.getLogger(__name__)
+from ostrya.state import keys, rows
+from ostrya.state.connection import Command, Connection, script
+from ostrya.state.rows import Kind, Rejects
 
 
 class LoadRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -28,16 +27,24 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 def put(pool: str, worker_id: str, row: LoadRow) -> list[Command]:
     """Commands that write the row and keep the table alive."""
-    table = keys.load(pool)
-    return [("HSET", table, worker_id, msgspec.msgpack.encode(row)), ("PEXPIRE", table, keys.KEPT_MS)]
+    return [("EVAL", script("put"), 1, keys.load(pool), worker_id, msgspec.msgpack.encode(row), keys.KEPT_MS)]
 
 
-async def read(connection: Connection, pool: str) -> dict[str, LoadRow]:
-    """All rows by worker id; one that cannot be read is left out and logged."""
-    found = {}
-    for worker_id, raw in (await connection.rows(keys.load(pool))).items():
-        try:
-            found[worker_id] = msgspec.msgpack.decode(raw, type=LoadRow)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            log.warning("load row cannot be read", extra={"fields": {"worker_id": worker_id, "error": str(error)}})
-    return found
+async def read(
+    connection: Connection, pool: str, *, first: Iterable[str] = (), rejects: Rejects | None = None
+) -> dict[str, LoadRow]:
+    """The rows by worker id, those of `first` and rows.MAX_ROWS more; one that cannot be read is left out.
+
+    The figures are whatever somebody wrote.
+    """
+    known: dict[str, LoadRow | None] = dict.fromkeys(first)
+    table, told = keys.load(pool), rejects or Rejects()
+    return await rows.read(connection, table, kind=Kind.LOAD, decode=decode, known=known, rejects=told)
+
+
+def decode(worker_id: str, raw: bytes) -> LoadRow:
+    """One row. ValueError or a msgspec error if it is none."""
+    return _decoder.decode(raw)
+
+
+_decoder = msgspec.msgpack.Decoder(LoadRow)

@@ -2,16 +2,17 @@
 
 Commands are those of Redis 7.0, so Redis, Valkey and managed services all serve. Every failure is a StateUnavailable,
 and ends the connections it may have come from: the next call resolves the name again, and finds who is master by then.
+But for a key that holds something else than the command is for: that is Unreadable.
 """
 
 import asyncio
 import functools
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 from importlib import resources
-from typing import cast
+from itertools import islice
 
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
@@ -29,13 +30,19 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from ostrya.errors import StateUnavailable
+from ostrya.errors import StateUnavailable, Unreadable
 
 Command = tuple[str | int | bytes, ...]
 
 _CONNECT_TIMEOUT_S = 0.5
 _TIMEOUT_S = 1.0
 """For a call and its reply; above any BLOCK that is asked for."""
+_AT_ONCE = 64
+"""Commands in one round trip: packing and parsing them takes a millisecond of the event loop."""
+_NOT_OURS = ("WRONGTYPE", "The ID specified in XADD")
+"""Redis' words for what somebody else has put under a key."""
+_PLAIN = ("forget", "put", "rows")
+"""Scripts that are not a worker's own."""
 
 
 class Refusal(StrEnum):
@@ -83,7 +90,7 @@ def script(name: str) -> str:
     """The text of `name`.lua; a worker's scripts have the fence before them."""
     folder = resources.files("ostrya.state")
     body = (folder / f"{name}.lua").read_text()
-    return body if name == "forget" else (folder / "fence.lua").read_text() + body
+    return body if name in _PLAIN else (folder / "fence.lua").read_text() + body
 
 
 class Connection:
@@ -105,17 +112,20 @@ class Connection:
             reply: object = await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
         return reply
 
-    async def all(self, commands: Sequence[Command]) -> list[object]:
-        """The replies to several commands in one round trip; not a transaction."""
-        pipeline = self._redis.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        async with self._in_time():
-            # Its own words for a failure would quote the command, values included.
-            replies: list[object] = await pipeline.execute(raise_on_error=False)
-            for reply in replies:
-                if isinstance(reply, RedisError):
-                    raise reply
+    async def all(self, commands: Iterable[Command]) -> list[object]:
+        """The replies to several commands in few round trips; not a transaction. An Unreadable stands in its place."""
+        replies: list[object] = []
+        waiting = iter(commands)
+        while some := list(islice(waiting, _AT_ONCE)):
+            pipeline = self._redis.pipeline(transaction=False)
+            for command in some:
+                pipeline.execute_command(*command)
+            async with self._in_time():
+                # Its own words for a failure would quote the command, values included.
+                for reply in await pipeline.execute(raise_on_error=False):
+                    if isinstance(reply, RedisError) and not _is_not_ours(reply):
+                        raise reply
+                    replies.append(Unreadable(str(reply)) if isinstance(reply, RedisError) else reply)
         return replies
 
     async def run(self, name: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> object:
@@ -127,11 +137,6 @@ class Connection:
             except NoScriptError:
                 reply = await self._redis.eval(script(name), len(keys), *keys, *arguments)
         return reply
-
-    async def rows(self, key: str) -> dict[str, bytes]:
-        """A hash, whole."""
-        reply = cast("dict[bytes, bytes]", await self.call("HGETALL", key))
-        return {field.decode(): value for field, value in reply.items()}
 
     async def drop(self) -> None:
         """Ends the connections that nobody uses now, so that the next call resolves the name again."""
@@ -148,6 +153,8 @@ class Connection:
             async with asyncio.timeout(_TIMEOUT_S):
                 yield
         except (RedisError, OSError, TimeoutError) as error:
+            if _is_not_ours(error):
+                raise Unreadable(str(error)) from error
             await self.drop()
             raise StateUnavailable(f"Redis: {type(error).__name__}: {error}", refusal=_refusal(error)) from error
 
@@ -161,3 +168,8 @@ def _refusal(error: Exception) -> str:
         return ""
     found = _CODE.search(str(error))
     return _BY_CODE[found[1]] if found else Refusal.OTHER
+
+
+def _is_not_ours(error: Exception) -> bool:
+    """A key of another type, or a stream with ids that no worker makes."""
+    return isinstance(error, ResponseError) and any(words in str(error) for words in _NOT_OURS)

@@ -15,6 +15,9 @@ LEASE_MS = 3_000
 KEPT_MS = 20 * LEASE_MS
 """Everything else outlives its worker's last word by this much, so that a pause heals without a rebuild."""
 
+MAX_EPOCH = 2**53 - 1
+"""Scripts count in doubles, exactly up to here; milliseconds get there in 285,000 years."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerKeys:

@@ -11,8 +11,7 @@ RENEW_S = 1.0
 
 async def remaining_s(connection: Connection, pool: str, worker_ids: Sequence[str]) -> dict[str, float]:
     """Seconds each lease has left; workers without one are not in the answer."""
-    commands = [("PTTL", keys.worker_keys(pool, worker_id).lease) for worker_id in worker_ids]
-    replies = await connection.all(commands) if commands else []
+    replies = await connection.all(("PTTL", keys.worker_keys(pool, worker_id).lease) for worker_id in worker_ids)
     return {
         worker_id: ttl / 1000
         for worker_id, ttl in zip(worker_ids, replies, strict=True)

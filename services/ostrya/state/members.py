@@ -1,13 +1,20 @@
 """Who is in a pool: a packed row per worker, removed by the worker or by a router that saw its lease long gone."""
 
-import logging
+import re
+from collections.abc import Mapping
 
 import msgspec
 
-from ostrya.state import keys
-from ostrya.state.connection import Command, Connection
+from ostrya.service import checks
+from ostrya.state import keys, rows
+from ostrya.state.connection import Command, Connection, script
+from ostrya.state.rows import MAX_FIELD_BYTES, Kind, Rejects
 
-log = logging.getLogger(__name__)
+MAX_WORKER_ID = MAX_FIELD_BYTES
+_WORKER_ID = re.compile(rf"[!-~]{{1,{MAX_WORKER_ID}}}")
+
+_MAX_NAME = 1_024
+_MAX_COUNT = 2**31 - 1
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -28,21 +35,46 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """keys.SCHEMA of the writer; rows from before this field are of schema 1."""
 
 
+def is_worker_id(text: str) -> bool:
+    """Printable ASCII without spaces, as long as a pod's name may be: it stands in keys, labels and log lines."""
+    return _WORKER_ID.fullmatch(text) is not None
+
+
 def put(pool: str, member: Member) -> list[Command]:
     """Commands that write the row and keep the table alive."""
-    table = keys.members(pool)
-    return [("HSET", table, member.worker_id, msgspec.msgpack.encode(member)), ("PEXPIRE", table, keys.KEPT_MS)]
+    packed = msgspec.msgpack.encode(member)
+    return [("EVAL", script("put"), 1, keys.members(pool), member.worker_id, packed, keys.KEPT_MS)]
 
 
-async def read(connection: Connection, pool: str) -> dict[str, Member]:
-    """All rows by worker id; one that cannot be read is left out and logged."""
-    found = {}
-    for worker_id, raw in (await connection.rows(keys.members(pool))).items():
-        try:
-            found[worker_id] = msgspec.msgpack.decode(raw, type=Member)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            log.warning("member row cannot be read", extra={"fields": {"worker_id": worker_id, "error": str(error)}})
-    return found
+async def read(
+    connection: Connection,
+    pool: str,
+    *,
+    known: Mapping[str, Member] = {},
+    rejects: Rejects | None = None,
+) -> dict[str, Member]:
+    """The rows by worker id: the known ones and rows.MAX_ROWS more. One that cannot be read counts as unchanged, if it
+    is known, and is left out otherwise."""
+    table, told = keys.members(pool), rejects or Rejects()
+    return await rows.read(connection, table, kind=Kind.MEMBER, decode=decode, known=known, rejects=told)
+
+
+def decode(worker_id: str, raw: bytes) -> Member:
+    """One row, every field within its bounds. ValueError or a msgspec error if it is none."""
+    member = _decoder.decode(raw)
+    if member.worker_id != worker_id or not is_worker_id(worker_id):
+        raise ValueError(f"worker_id is {member.worker_id[:MAX_WORKER_ID]!r}; it must be its field, printable ASCII")
+    if len(member.address) > _MAX_NAME or not checks.is_address(member.address):
+        raise ValueError(f"address is {member.address[:_MAX_NAME]!r}; it must be host:port")
+    if len(member.model) > _MAX_NAME or len(member.chain_self_test) > _MAX_NAME:
+        raise ValueError(f"model or chain_self_test is longer than {_MAX_NAME}")
+    for name in ("page_size", "routing_stride", "max_running", "context_tokens", "vocab_size", "schema"):
+        rows.within(name, getattr(member, name), least=1, most=_MAX_COUNT)
+    rows.within("epoch", member.epoch, least=0, most=keys.MAX_EPOCH)
+    return member
+
+
+_decoder = msgspec.msgpack.Decoder(Member)
 
 
 async def forget(connection: Connection, pool: str, member: Member) -> bool:

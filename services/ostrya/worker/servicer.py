@@ -101,6 +101,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 max_running=info.max_running,
                 max_waiting=settings.max_waiting,
                 max_message_bytes=settings.max_message_bytes,
+                num_pages=info.num_pages,
             ),
             backend=info.backend,
             load=convert.load_report(self._engine.load),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ostrya.errors import ConfigError
 from ostrya.service import checks, tracing
+from ostrya.state.members import MAX_WORKER_ID, is_worker_id
 
 _EVERY_INTERFACE = ("0.0.0.0", "[::]", "::")
 
@@ -45,6 +46,11 @@ class WorkerSettings:
             problems += checks.port(name, getattr(self, name))
         if not self.worker_id:
             problems.append("worker_id is empty; give each replica its own")
+        elif not is_worker_id(self.worker_id):
+            shown = ascii(self.worker_id[:MAX_WORKER_ID])
+            problems.append(
+                f"worker_id is {shown}; it must be 1 to {MAX_WORKER_ID} printable ASCII characters without spaces"
+            )
         if "/" in self.worker_id + self.pool or "{" in self.worker_id + self.pool or "}" in self.worker_id + self.pool:
             problems.append(
                 f"pool {self.pool!r} or worker_id {self.worker_id!r} has one of / {{ }}, which Redis keys use"

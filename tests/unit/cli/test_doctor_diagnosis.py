@@ -193,6 +193,22 @@ FAULTS: list[tuple[str, Facts, str, str]] = [
         "router r0:50051 cannot watch the endpoints of its workers: new pods are not seen",
     ),
     (
+        "a part of a router that fails",
+        install(
+            router(
+                "r0:50051", failing_parts=[admin_pb2.FailingPart(name="tracker", error="ValueError", num_restarts=3)]
+            )
+        ),
+        "fail router",
+        "the part 'tracker' of router r0:50051 fails and is started again and again (ValueError, 3 restarts)",
+    ),
+    (
+        "rows in Redis that cannot be read",
+        install(redis=redis(pools={"default": replace(rows("w0", "w1"), unreadable=("member 'x': cut short",))})),
+        "warn redis",
+        "1 row of pool 'default' cannot be read and is skipped: member 'x': cut short",
+    ),
+    (
         "nodes that are not watched",
         install(prometheus=prometheus(blind_to_nodes=frozenset({("default", "r0")}))),
         "fail kubernetes",

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -509,3 +510,48 @@ async def test_a_worker_that_never_registered_is_used_if_its_endpoint_is_ready(r
             api.put_slice("a", [endpoint("127.0.0.1")], port=int(worker.address.rpartition(":")[2]))
             await until(lambda: is_ready(fleet, "w0") and discovery.redis_up and bool(discovery.kubernetes_up))
             assert fleet.replicas()[0].holds == ()
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        Identity(worker_id="w0\nforged"),
+        Identity(worker_id=""),
+        Identity(context_tokens=0),
+        Identity(vocab_size=0),
+        Identity(max_running=0),
+    ],
+    ids=repr,
+)
+async def test_a_worker_that_cannot_be_what_it_says_is_not_used(identity: Identity) -> None:
+    async with FakeWorker(identity) as worker, discovering(static=(worker.address,)) as (fleet, _):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(fleet.wait_changed(), 0.3)
+        assert fleet.replicas() == []
+
+
+@pytest.mark.parametrize("identity", [Identity(page_size=0), Identity(routing_stride=0), Identity(page_size=2**31)])
+async def test_a_worker_without_a_possible_page_size_is_used_without_prefix_credit(identity: Identity) -> None:
+    identity.chain_self_test = b""
+    async with FakeWorker(identity) as worker, discovering(static=(worker.address,)) as (fleet, _):
+        await until(lambda: is_ready(fleet, "w0"))
+        assert views(fleet)["w0"].slot == -1
+
+
+class WildWorker(FakeWorker):
+    """Its clock is no number, nor is its rate."""
+
+    async def GetInfo(
+        self, request: worker_pb2.GetInfoRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> worker_pb2.GetInfoResponse:
+        answer = await super().GetInfo(request, context)
+        answer.time_s, answer.load.prefill_tokens_per_s, answer.limits.num_pages = math.nan, math.nan, 77
+        return answer
+
+
+async def test_what_is_no_number_says_nothing() -> None:
+    async with WildWorker() as worker, discovering(static=(worker.address,)) as (fleet, _):
+        await until(lambda: is_ready(fleet, "w0"))
+        row = fleet.replicas()[0]
+        assert (row.info.clock_offset_s, row.load.prefill_tokens_per_s) == (0.0, 0.0)
+        assert fleet.followed()[W0].num_pages == 77

@@ -1,5 +1,6 @@
 """A choice is the cheapest replica, fair among equals, and the same for the same arguments."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping
@@ -274,3 +275,69 @@ def test_avoiding_never_leaves_a_request_without_a_replica(
         assert choice.worker_id in others or not others
         rows = candidates(fleet, {}, num_tokens=10, excluded=excluded, avoided=avoided)
         assert choice.worker_id in {row.worker_id for row in rows}
+
+
+anything = st.one_of(
+    st.integers(),
+    st.floats(),
+    st.sampled_from((0, 1, -1, 2**63, 10**400, 5e-324, 1e308, math.nan, math.inf, -math.inf)),
+)
+"""Any number of either kind, also where a field's type names one of them: rows come from other processes."""
+wild_views = st.builds(
+    lambda counts, rest: ReplicaView(
+        worker_id=WorkerId("w0"),
+        slot=0,
+        max_running=rest[0],
+        page_size=rest[1],
+        routing_stride=rest[2],
+        load=Load(**dict(zip(Load.__dataclass_fields__, counts, strict=True))),
+        load_age_s=rest[3],
+        own_requests=rest[4],
+        own_prefill_tokens=rest[5],
+        index_age_s=rest[6],
+    ),
+    st.tuples(*[anything] * len(Load.__dataclass_fields__)),
+    st.tuples(*[anything] * 7),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    row=st.lists(wild_views, min_size=1, max_size=5).map(numbered),
+    level=st.sampled_from(KnowledgeLevel),
+    depths=st.dictionaries(st.integers(-1, 5), anything),
+    num_tokens=st.one_of(st.integers(0, 10**6), st.integers()),
+    index_age_s=anything,
+    seed=st.integers(),
+    key=st.one_of(st.none(), st.integers()),
+    excluded=st.frozensets(st.integers(0, 5).map(lambda number: WorkerId(f"w{number}"))),
+)
+def test_there_is_a_choice_whatever_the_numbers_are(
+    row: list[ReplicaView],
+    level: KnowledgeLevel,
+    depths: dict[int, int],
+    num_tokens: int,
+    index_age_s: float,
+    seed: int,
+    key: int | None,
+    excluded: frozenset[WorkerId],
+) -> None:
+    fleet = FleetSnapshot(replicas=tuple(row), level=level, index_age_s=index_age_s)
+    digest = None if key is None else RoutingDigest(key)
+    choice = choose(fleet, depths, num_tokens=num_tokens, first_digest=digest, seed=seed, excluded=excluded)
+    left = {one.worker_id for one in row} - excluded
+    assert (choice is not None) == bool(left)
+    if choice is not None:
+        assert choice.worker_id in left
+        assert 0 <= choice.cached_tokens <= max(0, num_tokens)
+        assert math.isfinite(choice.beta)
+    terms = candidates(fleet, depths, num_tokens=num_tokens, excluded=excluded)
+    assert {one.worker_id for one in terms} == left
+    assert all(math.isfinite(one.cost_s) for one in terms)
+
+
+def test_a_replica_whose_numbers_are_none_comes_last() -> None:
+    sound = view(0, own_requests=5)
+    for changes in ({"prefill_tokens_per_s": math.nan}, {"num_running": 2**63}, {"queued_tokens": math.inf}):
+        odd = with_load(view(1), **changes)
+        assert chosen(snapshot(sound, replace(odd, max_running=0))).worker_id == "w0"

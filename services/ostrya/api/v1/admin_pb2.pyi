@@ -437,6 +437,7 @@ class GetStatusResponse(_message.Message):
     NUM_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     IS_DRAINING_FIELD_NUMBER: _builtins.int
+    FAILING_PARTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     pool: _builtins.str
     model: _builtins.str
@@ -453,6 +454,10 @@ class GetStatusResponse(_message.Message):
     num_waiting: _builtins.int
     """Requests that wait for a routable replica."""
     is_draining: _builtins.bool
+    @_builtins.property
+    def failing_parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailingPart]:
+        """Parts of the router that fail and are started again ("discovery", "tracker", "waiting", "gauges"), each with its last error."""
+
     def __init__(
         self,
         *,
@@ -468,13 +473,43 @@ class GetStatusResponse(_message.Message):
         num_in_flight: _builtins.int = ...,
         num_waiting: _builtins.int = ...,
         is_draining: _builtins.bool = ...,
+        failing_parts: _abc.Iterable[Global___FailingPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kubernetes_connected", b"_kubernetes_connected", "kubernetes_connected", b"kubernetes_connected"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kubernetes_connected", b"_kubernetes_connected", "discovery", b"discovery", "is_draining", b"is_draining", "kubernetes_connected", b"kubernetes_connected", "level", b"level", "model", b"model", "num_in_flight", b"num_in_flight", "num_waiting", b"num_waiting", "pool", b"pool", "redis_connected", b"redis_connected", "state_schema", b"state_schema", "time_s", b"time_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kubernetes_connected", b"_kubernetes_connected", "discovery", b"discovery", "failing_parts", b"failing_parts", "is_draining", b"is_draining", "kubernetes_connected", b"kubernetes_connected", "level", b"level", "model", b"model", "num_in_flight", b"num_in_flight", "num_waiting", b"num_waiting", "pool", b"pool", "redis_connected", b"redis_connected", "state_schema", b"state_schema", "time_s", b"time_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kubernetes_connected: _TypeAlias = _typing.Literal["kubernetes_connected"]  # noqa: Y015
     _WhichOneofArgType__kubernetes_connected: _TypeAlias = _typing.Literal["_kubernetes_connected", b"_kubernetes_connected"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kubernetes_connected) -> _WhichOneofReturnType__kubernetes_connected | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class FailingPart(_message.Message):
+    """Requests are still served, by what the router's other parts know."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    NUM_RESTARTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    error: _builtins.str
+    """Of what kind the error was; the router's log has all of it."""
+    num_restarts: _builtins.int
+    """Starts since the router's own."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        error: _builtins.str = ...,
+        num_restarts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "name", b"name", "num_restarts", b"num_restarts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailingPart: _TypeAlias = FailingPart  # noqa: Y015

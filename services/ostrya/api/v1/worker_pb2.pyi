@@ -179,11 +179,14 @@ class Limits(_message.Message):
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
     MAX_WAITING_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_PAGES_FIELD_NUMBER: _builtins.int
     context_tokens: _builtins.int
     vocab_size: _builtins.int
     max_running: _builtins.int
     max_waiting: _builtins.int
     max_message_bytes: _builtins.int
+    num_pages: _builtins.int
+    """KV pages it has, so that it cannot hold more resume points; 0 = it does not say."""
     def __init__(
         self,
         *,
@@ -192,10 +195,11 @@ class Limits(_message.Message):
         max_running: _builtins.int = ...,
         max_waiting: _builtins.int = ...,
         max_message_bytes: _builtins.int = ...,
+        num_pages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens", b"context_tokens", "max_message_bytes", b"max_message_bytes", "max_running", b"max_running", "max_waiting", b"max_waiting", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens", b"context_tokens", "max_message_bytes", b"max_message_bytes", "max_running", b"max_running", "max_waiting", b"max_waiting", "num_pages", b"num_pages", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

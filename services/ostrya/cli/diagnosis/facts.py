@@ -68,6 +68,8 @@ class PoolRows:
     members: Mapping[str, Member]
     leases: Mapping[str, float]
     """Seconds that live leases have left."""
+    unreadable: tuple[str, ...] = ()
+    """Rows that cannot be read, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,14 @@ def routers(facts: Facts) -> Iterator[Finding]:
                 "Look for 'forbidden' or a connection error in its log: its service account needs get, list and watch "
                 "on endpointslices in its namespace, and a NetworkPolicy must let it reach the API server.",
             )
+        for part in router.status.failing_parts if router.status else ():
+            yield fail(
+                "router",
+                f"the part {part.name!r} of router {router.target} fails and is started again and again "
+                f"({part.error}, {counted(part.num_restarts, 'restart')})",
+                "Requests go on, by what the router knew before. Its log has 'a part of the router broke' with a "
+                "traceback: please report that. What stands in Redis may be the cause (see there).",
+            )
     # Of the nodes routers tell in their metrics alone.
     for pool, replica in sorted(facts.prometheus.blind_to_nodes) if facts.prometheus else ():
         yield fail(

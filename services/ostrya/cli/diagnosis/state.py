@@ -44,6 +44,15 @@ def redis(facts: Facts) -> Iterator[Finding]:
             "Move it closer, or find out what keeps it busy: `redis-cli --latency`, SLOWLOG GET.",
         )
     yield from _memory(found)
+    for pool, rows in sorted(found.pools.items()):
+        if rows.unreadable:
+            yield warn(
+                "redis",
+                f"{counted(len(rows.unreadable), 'row')} of pool {pool!r} cannot be read and "
+                f"{'is' if len(rows.unreadable) == 1 else 'are'} skipped: {listed(rows.unreadable)}",
+                "A worker writes its own rows anew every second. What stays is of nobody: remove it (HDEL, DEL), and "
+                "find out who else writes to this Redis.",
+            )
 
 
 def schema(facts: Facts) -> Iterator[Finding]:
