@@ -190,7 +190,6 @@ def _processes() -> frozenset[int]:
         return frozenset()
     found = set[int]()
     for thread in os.listdir("/proc/self/task"):
-        with suppress(OSError):  # one that ends meanwhile; its children become another's
         with suppress(OSError):  # it ends meanwhile, and hands its children on
             found.update(map(int, Path(f"/proc/self/task/{thread}/children").read_text().split()))
     return frozenset(found)
