@@ -165,7 +165,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     async def start(self) -> None:
         """Binds (again on the same port after a stop) and says SERVING."""
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        # As real workers: a router's pings must not end a connection that is slow to be used.
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)])
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
         self._health = _Health(self.answer)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

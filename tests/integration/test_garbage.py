@@ -119,7 +119,7 @@ async def damage(rng: random.Random, connection: Connection) -> None:
             await connection.call("SET", names.snapshot, garbage.mutated(rng, raw if isinstance(raw, bytes) else b""))
         case 7:
             epoch, seq = cast("list[bytes | None]", await connection.call("HMGET", names.meta, "e", "s"))
-            if epoch and epoch.isdigit() and seq and seq.isdigit():
+            if epoch and seq and (epoch + seq).isdigit() and len(epoch + seq) < 40:  # as yet undamaged
                 await connection.call("XADD", names.journal, f"{int(epoch)}-{int(seq) + 1}", "b", garbage.batch(rng))
         case 8:
             await connection.call("SET", rng.choice((names.meta, names.journal, table)), rng.randbytes(8))

@@ -37,6 +37,8 @@ NOT_OURS = {
 NOT_SHOWN = {
     "ostrya_router_info": "read by the variables",
     "ostrya_worker_info": "read by the variables",
+    "ostrya_router_undecodable_requests": "mistakes of a client alone; the log tells of them once a minute",
+    "ostrya_worker_undecodable_requests": "the same",
     "ostrya_worker_padding_waste_ratio": "since the start; the panel shows the waste of now, from the two counters",
     "ostrya_worker_prompt_tokens": "prefill and the prefix cache are shown, of which it is the sum",
 }
