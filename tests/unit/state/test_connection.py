@@ -84,7 +84,7 @@ async def test_what_a_server_refuses_is_known_by_its_kind_in_commands_and_in_scr
         ("-UNBLOCKED force unblock from blocking operation, instance state changed", Refusal.READONLY),
         ("-BUSY Redis is busy running a script.", Refusal.BUSY),
         ("-NOPERM this user has no permissions to run the 'set' command", Refusal.DENIED),
-        ("-WRONGTYPE Operation against a key holding the wrong kind of value", Refusal.OTHER),
+        ("-ERR unknown command", Refusal.OTHER),
         # As servers before 7.0 say it of a script.
         ("-ERR Error running script (call to f_1): @user_script:1: -OOM command not allowed when used", Refusal.OOM),
         ("+OK", ""),
