@@ -14,7 +14,7 @@ JOBS ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(BIN)/pytest --durations=10
 BESIDE := -m 'not alone' -n $(JOBS) --no-loadscope-reorder
 # Those that may not run beside others; named, because collecting all tests takes as long as some of these.
-ALONE = $(shell grep -rlE '^@?(pytestmark = )?pytest.mark.alone' $(1) --include=test_*.py)
+ALONE = $(shell grep -rl 'mark\.alone' $(1) --include=test_*.py)
 
 # Evaluated before anything is installed; a venv that is there already keeps its Python.
 new-enough = $(shell test -x $(1)/bin/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>&1 || echo no)

@@ -9,9 +9,9 @@ from xdist.scheduler import LoadScopeScheduling
 pytest_plugins = ["tests.leaks"]
 
 ROOT = Path(__file__).parents[1]
-# Long and few: they go first, so that no process is left with one of them at the end.
 _BY_ITSELF = "test_a_tpu_image_installs"
 """Gigabytes each, and nothing of it shared."""
+# Long and few: they go first, so that no process is left with one of them at the end.
 _FIRST = ("tests/integration/rollout", "tests/integration", "tests/numerics", "tests/unit/capacity")
 
 

@@ -19,8 +19,8 @@ from ostrya.client import Client
 from tests.fakes.redis_server import free_port
 
 RUN = "OSTRYA_TEST_RUN"
-START_S = 120.0
-CHECK_S = 300.0
+START_S = 300.0
+CHECK_S = 600.0
 END_S = 60.0
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes through /proc")

@@ -21,7 +21,7 @@ from ostrya.router.fleet import Fleet
 from ostrya.router.replica import ReplicaInfo
 from ostrya.router.types import ReplicaState, WorkerId
 from ostrya.service.server import channel as open_channel
-from ostrya.state.members import MAX_WORKER_ID, is_worker_id
+from ostrya.state.keys import MAX_WORKER_ID, is_worker_id
 
 log = logging.getLogger(__name__)
 

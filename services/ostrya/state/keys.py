@@ -4,6 +4,7 @@ One hash tag per worker, so its scripts touch one slot; one per pool for what al
 so a pool that is gone leaves nothing behind.
 """
 
+import re
 from dataclasses import dataclass
 
 SCHEMA = 1
@@ -18,6 +19,10 @@ KEPT_MS = 20 * LEASE_MS
 MAX_EPOCH = 2**53 - 1
 """Scripts count in doubles, exactly up to here; milliseconds get there in 285,000 years."""
 
+MAX_WORKER_ID = 253
+"""The longest name of a Kubernetes pod."""
+_WORKER_ID = re.compile(rf"[!-~]{{1,{MAX_WORKER_ID}}}")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerKeys:
@@ -31,6 +36,11 @@ class WorkerKeys:
     """STREAM, id epoch-seq: b = packed events, or s = nothing but a snapshot to fetch."""
     snapshot: str
     """STRING: all resume points at one sequence number."""
+
+
+def is_worker_id(text: str) -> bool:
+    """Printable ASCII without spaces, as long as a pod's name may be: it stands in keys, labels and log lines."""
+    return _WORKER_ID.fullmatch(text) is not None
 
 
 def worker_keys(pool: str, worker_id: str) -> WorkerKeys:

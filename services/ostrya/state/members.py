@@ -1,6 +1,5 @@
 """Who is in a pool: a packed row per worker, removed by the worker or by a router that saw its lease long gone."""
 
-import re
 from collections.abc import Mapping
 
 import msgspec
@@ -8,10 +7,8 @@ import msgspec
 from ostrya.service import checks
 from ostrya.state import keys, rows
 from ostrya.state.connection import Command, Connection, script
-from ostrya.state.rows import MAX_FIELD_BYTES, Kind, Rejects
-
-MAX_WORKER_ID = MAX_FIELD_BYTES
-_WORKER_ID = re.compile(rf"[!-~]{{1,{MAX_WORKER_ID}}}")
+from ostrya.state.keys import MAX_WORKER_ID, is_worker_id
+from ostrya.state.rows import Kind, Rejects
 
 _MAX_NAME = 1_024
 _MAX_COUNT = 2**31 - 1
@@ -33,11 +30,6 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     epoch: int = 0
     schema: int = 1
     """keys.SCHEMA of the writer; rows from before this field are of schema 1."""
-
-
-def is_worker_id(text: str) -> bool:
-    """Printable ASCII without spaces, as long as a pod's name may be: it stands in keys, labels and log lines."""
-    return _WORKER_ID.fullmatch(text) is not None
 
 
 def put(pool: str, member: Member) -> list[Command]:

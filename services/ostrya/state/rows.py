@@ -15,13 +15,13 @@ import msgspec
 
 from ostrya.errors import Unreadable
 from ostrya.state.connection import Connection
+from ostrya.state.keys import MAX_WORKER_ID
 
 log = logging.getLogger(__name__)
 
 MAX_ROWS = 1_024
 """Of a table in one look, besides the known ones: no pool has more replicas, and each costs a router a connection."""
-MAX_FIELD_BYTES = 253
-"""The longest name of a Kubernetes pod."""
+MAX_FIELD_BYTES = MAX_WORKER_ID
 MAX_ROW_BYTES = 4_096
 """Ten times what a worker writes."""
 _ROWS_A_TURN = 64

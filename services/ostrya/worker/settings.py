@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ostrya.errors import ConfigError
 from ostrya.service import checks, tracing
-from ostrya.state.members import MAX_WORKER_ID, is_worker_id
+from ostrya.state.keys import MAX_WORKER_ID, is_worker_id
 
 _EVERY_INTERFACE = ("0.0.0.0", "[::]", "::")
 
