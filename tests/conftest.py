@@ -1,5 +1,6 @@
 """For every test: it leaves nothing behind, and it shares a process with those that share a fixture with it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["tests.leaks"]
+
+# torch's threads wait for each other by spinning. Beside other tests that takes the very processor that they wait for:
+# an engine with two threads needs 3.5 times the CPU. Read when torch is loaded, here and in every process of a test.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = Path(__file__).parents[1]
 _BY_ITSELF = "test_a_tpu_image_installs"
