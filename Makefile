@@ -9,8 +9,8 @@ STAMP := $(VENV)/.installed
 PEER := .venv-peer
 WORKERS ?= 2
 N ?= 20
-# Processes of tests: one more than there are cores, since some wait for the processes they start.
-JOBS ?= $(shell expr $$(nproc) + 1)
+# Processes of tests: two more than there are cores, since many wait, for a clock or for the processes they start.
+JOBS ?= $(shell expr $$(nproc) + 2)
 PYTEST := $(BIN)/pytest --durations=10
 BESIDE := -m 'not alone' -n $(JOBS) --no-loadscope-reorder
 # Those that may not run beside others; named, because collecting all tests takes as long as some of these.
