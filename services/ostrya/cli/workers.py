@@ -24,7 +24,8 @@ app = typer.Typer(invoke_without_command=True)
 def workers(context: typer.Context, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
     """Show replicas: state, load, cached blocks, hit ratio. Or keep one from new work.
 
-    The state draining means that the replica says it takes no new work: cordoned, draining, or its engine starts again.
+    The state draining means that the replica says it takes no new work: it is cordoned, or drains. One whose engine
+    starts again is starting.
     """
     context.obj = target
     if context.invoked_subcommand is None:

@@ -14,6 +14,7 @@ from ostrya.api.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb
 from ostrya.client.answer import Answer, Chunk
 from ostrya.client.attempts import CHANNEL_OPTIONS, Attempts, Peer
 from ostrya.client.request import GenerateOptions, Message, chat_messages, generate_request, made
+from ostrya.service.cancelling import is_cancelled
 
 Request = TypeVar("Request", contravariant=True)
 Response = TypeVar("Response", covariant=True)
@@ -191,7 +192,7 @@ class AsyncStream(Answer, AsyncIterator[Chunk]):
                 return self.absorb(response)
             except asyncio.CancelledError:
                 # gRPC cancels the reader of a call that somebody else closed; that is an end, not a cancel.
-                if not self._closed.is_set() or _is_cancelled():
+                if not self._closed.is_set() or is_cancelled():
                     raise
                 break
             except grpc.RpcError as rpc:
@@ -247,12 +248,6 @@ class _Read(Coroutine[object, None, T]):
 
     def close(self) -> None:
         self._inner.close()
-
-
-def _is_cancelled() -> bool:
-    """Whether somebody wants the running task to end."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _abandon(loop: asyncio.AbstractEventLoop, call: _Call) -> None:

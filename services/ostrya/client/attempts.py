@@ -11,6 +11,7 @@ import grpc
 
 from ostrya.errors import InvalidRequest, OstryaError, Unavailable
 from ostrya.service import status
+from ostrya.service.bounds import ENDLESS_S
 
 MAX_TRIES = 3
 
@@ -23,9 +24,6 @@ PATIENCE_S = 15.0
 # Requests go round all routers of a target that has several (DNS, or `ipv4:host:port,host:port`). Health makes a router
 # that is about to end leave the round before it refuses calls.
 _SERVICE_CONFIG = {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
-
-ENDLESS_S = 365 * 86_400.0
-"""A longer timeout is none; gRPC would take one of centuries for one that has passed."""
 
 OnRetry: TypeAlias = Callable[[OstryaError, float], None]
 """Is told why a try failed and how many seconds pass before the next."""

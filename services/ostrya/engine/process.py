@@ -179,7 +179,7 @@ class EngineProcess:
         self._fail_open(why)
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        self._writer.close()
+        self._writer.transport.abort()  # it takes no more of what is still to be written
 
     @property
     def is_gone(self) -> bool:
@@ -263,7 +263,8 @@ async def _first_answer(reader: asyncio.StreamReader, process: Process) -> Engin
 
 async def _end(process: Process, writer: asyncio.StreamWriter) -> str:
     """Closes the socket, which ends the child; kills it if that does not. Returns how it ended."""
-    writer.close()
+    # Closing would wait until the child has read all that was written, and one that hangs never does.
+    writer.transport.abort()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     try:

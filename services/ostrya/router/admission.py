@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ostrya.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from ostrya.service.bounds import ENDLESS_S
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-_ENDLESS_S = 365 * 86_400.0
-"""A longer deadline is none; gRPC would take one of centuries, sent on, for one that has passed."""
 
 RETRY_AFTER_S = 0.5
 """A full router frees places all the time; half a second spreads those who come back."""
@@ -61,7 +59,7 @@ class Admission:
                 request_id=request_id or uuid.uuid4().hex,
                 tenant="default",
                 namespace="",
-                deadline=math.inf if remaining_s is None or remaining_s > _ENDLESS_S else self._clock() + remaining_s,
+                deadline=math.inf if remaining_s is None or remaining_s > ENDLESS_S else self._clock() + remaining_s,
             )
         finally:
             self.in_flight -= 1

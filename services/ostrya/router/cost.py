@@ -8,6 +8,7 @@ snapshot has, every term is a finite one, so that there is always a least.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ostrya.router.figures import MAX_TOKENS_PER_S
 from ostrya.router.types import FleetSnapshot, KnowledgeLevel, ReplicaView
 
 DEFAULT_PREFILL_TOKENS_PER_S = 2_000.0
@@ -31,9 +32,6 @@ MAX_BUSY = 0.98
 
 WORST_S = 1e9
 """A term that is more than this, or is no number at all, counts as this much: its replica comes last."""
-
-MAX_TOKENS_PER_S = 1e12
-"""A rate above it was not measured."""
 
 CREDIT_HALF_LIFE_S = 60.0
 """Of a frozen index, or of a replica's part of it (architecture section 5)."""

@@ -18,7 +18,7 @@ from ostrya.router.admission import Ticket
 from ostrya.router.explain import Decision, DecisionLog
 from ostrya.router.fleet import Fleet
 from ostrya.router.metrics import RouterMetrics
-from ostrya.router.offload import Offload
+from ostrya.router.offload import SMALL_BYTES, Offload
 from ostrya.router.types import FleetSnapshot, WorkerId
 
 _MAX_BLOCKS = 16_384
@@ -75,11 +75,14 @@ class Routing:
         self._attempt = 0
 
     async def prepare(self) -> None:
-        """Hashes what the next `choose` needs; of a short prompt without giving way to other tasks."""
+        """Hashes what the next `choose` needs of a long prompt; a short one's is nothing to wait for."""
+        num_bytes = 4 * len(self._token_ids)
+        if num_bytes <= SMALL_BYTES:
+            return
         geometries = _geometries(self._decider.fleet.snapshot())
         for geometry in geometries - self._chains.keys():
-            self._chains[geometry] = await self._decider.offload.run(
-                partial(self._hash, geometry), num_bytes=4 * len(self._token_ids)
+            self._chains[geometry] = await self._decider.offload.in_thread(
+                partial(self._hash, geometry), num_bytes=num_bytes
             )
 
     def choose(self, *, excluded: Set[WorkerId] = frozenset()) -> Decision | None:

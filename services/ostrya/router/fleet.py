@@ -203,9 +203,12 @@ class Fleet:
         return bool(self._unheard)
 
     def registered(self, worker_id: WorkerId, epoch: int) -> None:
-        """The same process has a newer epoch in Redis. Keeps channel, slot and credit: its cache is what it was."""
+        """The same process has a newer epoch in Redis. Keeps channel, slot and credit: its cache is what it was.
+
+        A row may still be that of the process before, or of its engine: that epoch is below min_epoch.
+        """
         replica = self._replicas.get(worker_id)
-        if replica is not None and epoch > replica.info.epoch:
+        if replica is not None and epoch > replica.info.epoch and epoch >= replica.min_epoch:
             replica.info = replace(replica.info, epoch=epoch)
             replica.min_epoch = epoch
             self._notify()
@@ -303,6 +306,8 @@ class Fleet:
 
     def _heard_at(self) -> float:
         """When the index last heard of any routable replica; inf = it does now."""
+        if not self._unheard:
+            return math.inf  # every snapshot asks
         return max((replica.unheard_since for replica in self._ready if replica.slot >= 0), default=math.inf)
 
 

@@ -20,6 +20,7 @@ from ostrya.router import figures
 from ostrya.router.fleet import Fleet
 from ostrya.router.replica import ReplicaInfo
 from ostrya.router.types import ReplicaState, WorkerId
+from ostrya.service.cancelling import is_cancelled
 from ostrya.service.server import channel as open_channel
 from ostrya.state.keys import MAX_WORKER_ID, is_worker_id
 
@@ -68,7 +69,7 @@ class Link:
                     log.debug("link broke", extra={"fields": {"address": self.address, "code": error.code().name}})
                 except asyncio.CancelledError:
                     # grpc.aio also cancels whoever waits on a channel that the fleet closes.
-                    if _is_cancelled():
+                    if is_cancelled():
                         raise
                 self._lost(worker_id)
                 await asyncio.sleep(backoff_s)
@@ -201,11 +202,6 @@ class Link:
         if not 0 < page * stride * 4 <= _MAX_SELF_TEST_TOKENS:
             return False
         return answer.chain_self_test == self_test(self.chain, page_size=page, stride=stride)
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _state(answer: health_pb2.HealthCheckResponse, *, has_served: bool) -> ReplicaState:

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
+from ostrya.service.cancelling import is_cancelled
+
 log = logging.getLogger(__name__)
 
 _MIN_BACKOFF_S = 0.1
@@ -60,7 +62,9 @@ class Parts:
                 await work()
                 error = "it ended"
                 log.error("a part of the router ended; starting it again", extra={"fields": {"part": name}})
-            except Exception as failure:
+            except (Exception, asyncio.CancelledError) as failure:
+                if is_cancelled():
+                    raise
                 error = type(failure).__name__
                 log.exception("a part of the router broke; starting it again", extra={"fields": {"part": name}})
             if self._clock() - started >= _STEADY_S:

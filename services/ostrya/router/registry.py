@@ -163,15 +163,21 @@ class Registry:
                     continue
             self._see(WorkerId(name), member, leases.get(name), now)
         self._questions.ask({worker_id: self._address(worker_id, known) for worker_id, known in self._doubtful(now)})
+        forgotten = []
         for number, (worker_id, known) in enumerate(list(self._known.items()), 1):
             if number % _ROWS_A_TURN == 0:
                 await asyncio.sleep(0)
-            await self._judge(worker_id, known, now)
+            if self._judge(worker_id, known, now):
+                forgotten.append(known.member)
         renew_s = keys.LEASE_MS / 1000
         self._fleet.set_unheard({one: self._known[one].lease_until - renew_s for one in self.unrenewed})
         if self.unrenewed and now - self._dropped_at >= DROP_S:
             self._dropped_at = now
             await self._connection.drop()
+        # It may refuse writes, or hang from now on: then the first of them is enough to wait for.
+        with suppress(StateUnavailable):
+            for member in forgotten:
+                await members.forget(self._connection, self._pool, member)
 
     def _doubtful(self, now: float) -> list[tuple[WorkerId, _Known]]:
         """Who is to be asked. A row alone, without a lease ever, is no reason to dial its address."""
@@ -204,9 +210,9 @@ class Registry:
         if is_same and remaining_s is not None and known.num_looks >= _LOOKS:
             self._fleet.registered(worker_id, member.epoch)
 
-    async def _judge(self, worker_id: WorkerId, known: _Known, now: float) -> None:
-        """Says that its lease is over, unless the replica answers; later that nobody needs to know, and in the end
-        removes its rows."""
+    def _judge(self, worker_id: WorkerId, known: _Known, now: float) -> bool:
+        """Says that its lease is over, unless the replica answers; later that nobody needs to know. True: its rows have
+        stood there for long enough."""
         has_row = known.row_at == now
         since = max(known.lease_until if has_row else known.row_at, self._back_at)
         # Redis just returned, or lost this row although the worker is plainly there: it will register again.
@@ -227,9 +233,7 @@ class Registry:
                 log.info("worker has left", extra=fields)
         elif known.is_over and not has_row and self._fleet.info(worker_id) is None and not _is_remembered(known, now):
             del self._known[worker_id]
-        elif known.is_over and has_row and away_s >= _FORGET_S:
-            with suppress(StateUnavailable):  # it may refuse writes; reading it goes on
-                await members.forget(self._connection, self._pool, known.member)
+        return known.is_over and has_row and away_s >= _FORGET_S
 
     def _is_connected(self, worker_id: WorkerId) -> bool:
         return self._fleet.state(worker_id) in (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.DRAINING)

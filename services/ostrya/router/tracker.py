@@ -104,6 +104,8 @@ class Tracker:
         self._cursors: dict[WorkerId, _Cursor] = {}
         self._filling: _Filling | None = None
         """One at a time, which bounds the memory."""
+        self._num_at_a_stretch = 0
+        """Digests applied since others had the event loop: after a pause every journal has many small batches."""
         self._heads_at = float("-inf")
         self._dropped_at = clock()
 
@@ -285,15 +287,14 @@ class Tracker:
         """In slices. ValueError if it is none, or too large; what of it was applied is right, as far as it goes."""
         if len(packed) > MAX_BATCH_BYTES:
             raise ValueError(f"event batch has {len(packed)} bytes; no worker writes more than {MAX_BATCH_BYTES}")
-        num_digests = 0
         for event in unpack(packed):
-            if num_digests >= SLICE:
-                num_digests = 0
+            if self._num_at_a_stretch >= SLICE:
+                self._num_at_a_stretch = 0
                 await asyncio.sleep(0)
             if not self._fleet.follows(worker_id, cursor.slot):
                 return
             self._index.apply(cursor.slot, [event])
-            num_digests += self._count(event)
+            self._num_at_a_stretch += self._count(event)
             if self._index.num_blocks(cursor.slot) > cursor.most:
                 raise ValueError(f"more resume points are stored than the {cursor.most} that the worker can hold")
 

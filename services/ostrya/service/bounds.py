@@ -1,7 +1,7 @@
 """How large the fields of a request may be, for router and worker alike: a worker does not trust its router.
 
 Every string, bytes and repeated field of every request has a bound, here or (a prompt's size) in router/settings.py;
-tests/unit/test_field_bounds.py walks them. docs/operations.md lists them for users.
+tests/integration/test_field_bounds.py walks them. docs/operations.md lists them for users.
 """
 
 from collections.abc import Sized
@@ -16,6 +16,9 @@ MAX_STOP_TOKEN_IDS = 1_024
 
 MAX_DRAIN_S = 86_400.0
 """A day; also keeps the sum with a margin inside what a gRPC deadline can say."""
+
+ENDLESS_S = 365 * 86_400.0
+"""A longer deadline is none; gRPC would take one of centuries, sent on, for one that has passed."""
 
 
 def check_name(field: str, value: str) -> None:

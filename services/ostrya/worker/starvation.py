@@ -1,5 +1,6 @@
 """How long a process had to wait for a CPU, as Linux counts it for each thread; 0 where the kernel does not say."""
 
+from contextlib import suppress
 from pathlib import Path
 
 _NS = 1e9
@@ -21,10 +22,9 @@ class Starvation:
     def _read(self) -> dict[str, int]:
         """Nanoseconds runnable without a CPU, by thread. A stopped thread and one that sleeps wait for none."""
         found = {}
-        try:
+        with suppress(OSError):
             for task in self._tasks.iterdir():
-                _, waited_ns, _ = (task / "schedstat").read_text().split()
-                found[task.name] = int(waited_ns)
-        except (OSError, ValueError):
-            return {}
+                with suppress(OSError, ValueError):  # a thread that has just ended says nothing of the others
+                    _, waited_ns, _ = (task / "schedstat").read_text().split()
+                    found[task.name] = int(waited_ns)
         return found

@@ -192,6 +192,18 @@ async def test_a_stopped_child_that_is_killed_fails_its_requests_at_once_and_is_
     assert reports == []
 
 
+async def test_a_stopped_child_does_not_hold_up_the_end_with_what_it_never_read() -> None:
+    async with engine() as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        task = asyncio.ensure_future(first_of(process, request(prompt=1_000_000)))
+        await until(lambda: process._writer.transport.get_write_buffer_size() > 0)
+        async with asyncio.timeout(10):
+            await process.close()
+        assert process.dead.result() == "engine process ended (signal 9)"
+        with pytest.raises(EngineDied):
+            await task
+
+
 async def test_heartbeats_say_which_step_runs() -> None:
     shapes: set[Shape | None] = set()
     async with engine("load_slow_runner") as process:

@@ -13,10 +13,12 @@ import pytest
 
 from ostrya.api.v1 import worker_pb2
 from ostrya.engine.types import Load
+from ostrya.errors import StateUnavailable
 from ostrya.prefix.chain import ChainKey
 from ostrya.prefix.index import PrefixIndex
 from ostrya.router.discovery import Discovery
 from ostrya.router.fleet import Fleet
+from ostrya.router.registry import Registry
 from ostrya.router.settings import RouterSettings
 from ostrya.router.types import Hold, ReplicaState, ReplicaView, WorkerId
 from ostrya.state import keys, members
@@ -555,3 +557,28 @@ async def test_what_is_no_number_says_nothing() -> None:
         row = fleet.replicas()[0]
         assert (row.info.clock_offset_s, row.load.prefill_tokens_per_s) == (0.0, 0.0)
         assert fleet.followed()[W0].num_pages == 77
+
+
+async def test_rows_that_cannot_be_removed_hold_up_no_look_one_by_one(
+    redis: RunningRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, looks = ShiftedClock(), list[list[str]]()
+
+    async def forget(connection: Connection, pool: str, row: members.Member) -> bool:
+        looks[-1].append(row.worker_id)
+        raise StateUnavailable("Redis: it hangs")
+
+    monkeypatch.setattr(members, "forget", forget)
+    registry = Registry(RouterSettings(redis_url=redis.url), fleet=Fleet(index=PrefixIndex()), clock=clock)
+    connection = Connection(redis.url)
+    for number in range(5):
+        row = member(f"w{number}")
+        await connection.all(members.put("default", row))
+    for _ in range(8):
+        looks.append([])
+        await registry.poll()
+        clock.shift_s += 10
+    assert registry.is_up
+    assert max(map(len, looks)) == 1
+    await connection.close()
+    await registry.close()

@@ -200,6 +200,10 @@ async def test_an_unregistered_successor_does_not_follow_its_predecessors_journa
     worker = add_ready(fleet, epoch=7)
     add_ready(fleet, epoch=0)
     assert fleet.followed()[worker].min_epoch == 8
+    fleet.registered(worker, 7)  # its row and its lease are still there
+    assert fleet.followed()[worker].min_epoch == 8
+    fleet.registered(worker, 9)
+    assert fleet.followed()[worker].min_epoch == 9
 
 
 async def test_a_removed_replica_is_unavailable(fleet: Fleet) -> None:

@@ -20,7 +20,7 @@ class Clock:
 class Flaky:
     """Work that fails a number of times, then goes on for ever."""
 
-    def __init__(self, num_failures: int, error: Exception | None = None) -> None:
+    def __init__(self, num_failures: int, error: BaseException | None = None) -> None:
         self.num_starts = 0
         self._num_failures, self._error = num_failures, error
 
@@ -53,6 +53,14 @@ async def test_a_part_that_ends_has_failed_too() -> None:
     async with running(parts.run):
         await until(lambda: ended.num_starts == 2)
         assert parts.failing()["ended"].error == "it ended"
+
+
+async def test_a_cancel_that_was_not_meant_for_the_part_is_a_failure() -> None:
+    stray = Flaky(1, asyncio.CancelledError())
+    parts = Parts({"stray": stray.run}, clock=Clock())
+    async with running(parts.run):
+        await until(lambda: stray.num_starts == 2)
+        assert parts.failing()["stray"].error == "CancelledError"
 
 
 def test_the_pause_grows_to_a_bound() -> None:

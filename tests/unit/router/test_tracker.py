@@ -1,12 +1,13 @@
 """The tracker against a real Redis: never out of order, never worse than what it knew."""
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from ostrya.prefix.chain import RoutingDigest
-from ostrya.prefix.events import Cleared, Event, Removed, Stored
+from ostrya.prefix.events import SLICE, Cleared, Event, Removed, Stored
 from ostrya.router.types import WorkerId
 from ostrya.state import keys
 from ostrya.state.connection import Connection
@@ -63,6 +64,24 @@ async def test_every_kind_of_event_is_applied_and_counted(redis: RunningRedis, w
         assert follower.tracker.num_events == {"removed": 1, "stored": 3, "cleared": 1}
         assert (follower.tracker.num_gaps, follower.tracker.num_snapshots) == (0, 1)
         assert follower.tracker.staleness_s() == {"w0": 0.0}
+
+
+async def test_many_small_batches_give_way_to_others_like_a_large_one(
+    redis: RunningRedis, writer: JournalWriter
+) -> None:
+    epoch = await begin(writer, 1)
+    for seq in range(2, 17):
+        await writer.append(epoch, seq, stored(*range(1_000 * seq, 1_000 * seq + 900)))
+    async with following(redis.url) as follower:
+        follower.add(epoch=epoch)
+        num_stored, at_a_stretch = 0, 0
+        async with asyncio.timeout(30):
+            while num_stored < 15 * 900:
+                before = num_stored
+                await asyncio.sleep(0)
+                num_stored = follower.tracker.num_events["stored"]
+                at_a_stretch = max(at_a_stretch, num_stored - before)
+    assert at_a_stretch < 2 * SLICE
 
 
 async def test_redis_may_be_absent_at_start(redis: RunningRedis) -> None:
