@@ -74,7 +74,7 @@ async def _serve(options: "StackOptions", directory: Path, console: "Console") -
     async with running(options, directory, _teller(console)) as stack:
         await _start(stack, console)
         console.print(how_to_talk(stack), markup=False, soft_wrap=True)
-        await _first_answer(stack, console)
+        await first_answer(stack.target, stack.began, console)
         console.print("\nCtrl-C stops everything.")
         try:
             await stack.supervise()
@@ -121,21 +121,26 @@ async def _start(stack: "Stack", console: "Console") -> None:
         await wait_ready(client, len(stack.workers))
 
 
-async def _first_answer(stack: "Stack", console: "Console") -> None:
-    """Streams one answer, so that a person sees it work before they try."""
+async def first_answer(target: str, began: float, console: "Console") -> None:
+    """Streams one answer, so that a person sees it work before they try. A model without chat continues the text."""
     from ostrya.cli.answering import cost_line
     from ostrya.client import AsyncClient
+    from ostrya.errors import InvalidRequest
 
-    console.print(f"[bold]{QUESTION}[/bold]")
-    asked, first = time.monotonic(), 0.0
-    messages = [{"role": "user", "content": QUESTION}]
-    async with (
-        AsyncClient(stack.target) as client,
-        client.generate(messages=messages, temperature=0.0, max_tokens=80) as stream,
-    ):
-        async for chunk in stream:
-            first = first or time.monotonic()
-            console.print(chunk.text, end="", markup=False, soft_wrap=True)
-    now = time.monotonic()
+    async with AsyncClient(target) as client:
+        text: str | None = None
+        messages: list[dict[str, str]] | None = [{"role": "user", "content": QUESTION}]
+        try:
+            await client.tokenize(messages=messages)
+        except InvalidRequest as error:
+            text, messages = QUESTION, None
+            console.print(f"no chat, so `ostrya generate` needs --raw: {error}", markup=False, soft_wrap=True)
+        console.print(f"[bold]{QUESTION}[/bold]")
+        asked, first = time.monotonic(), 0.0
+        async with client.generate(text, messages=messages, temperature=0.0, max_tokens=80) as stream:
+            async for chunk in stream:
+                first = first or time.monotonic()
+                console.print(chunk.text, end="", markup=False, soft_wrap=True)
+        now = time.monotonic()
     console.print(f"\n\n{cost_line(stream, first - asked, now - asked)}", style="dim", soft_wrap=True)
-    console.print(f"first token {first - stack.began:.1f} s after the start", style="dim")
+    console.print(f"first token {first - began:.1f} s after the start", style="dim")

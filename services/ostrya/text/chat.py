@@ -77,8 +77,8 @@ class ChatTemplate:
         before, found, after = text.rpartition(mark.strip())
         is_kept_whole = after.startswith(" ")
         kept, content = (before, last.content) if is_kept_whole else (before.rstrip(), last.content.strip())
-        if not found or not kept.endswith(content):
-            what = "true with a last message that the model's chat template drops or alters"
+        if not found or mark.strip() in kept or not kept.endswith(content):
+            what = "true with a last message that the model's chat template drops, alters or writes twice"
             raise InvalidRequest("continue_final_message", what, "false, or a last message that it keeps as it is")
         return kept
 

@@ -99,6 +99,9 @@ class _Keys:
             what = f"{len(value)} long" if isinstance(value, list) else _shown(value)
             wanted = f"one number for each of {num_tokens} tokens is needed"
             raise ModelLoadError(f"{self._path}: tokenizer.ggml.token_type is {what}; {wanted}")
+        for token_id, kind in enumerate(value):
+            if not _is_int(kind):
+                raise self._error(f"tokenizer.ggml.token_type[{token_id}]", kind, "a whole number")
         return value
 
     def token_id(self, name: str, num_tokens: int) -> int | None:

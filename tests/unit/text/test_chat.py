@@ -196,8 +196,15 @@ def test_the_last_message_stays_open_when_it_is_to_be_continued(source: str, beg
     assert ChatTemplate(source).render(messages).endswith(("<end><a>", "<|im_end|>\n<|im_start|>assistant\n"))
 
 
-@pytest.mark.parametrize("source", ["{{ messages[0].content }}", OPEN.replace("m.content", "m.content.split('>')[-1]")])
-def test_a_last_message_that_the_template_drops_or_alters_cannot_be_continued(source: str) -> None:
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content }}",
+        OPEN.replace("m.content", "m.content.split('>')[-1]"),
+        OPEN.replace("{{ m.content }}", "{{ m.content }}, {{ m.content }}"),
+    ],
+)
+def test_a_last_message_that_the_template_does_not_keep_as_it_is_cannot_be_continued(source: str) -> None:
     messages = (*HELLO, Message(role="assistant", content="<think>a</think>b"))
-    with pytest.raises(InvalidRequest, match="drops or alters"):
+    with pytest.raises(InvalidRequest, match="drops, alters or writes twice"):
         ChatTemplate(source).render(messages, continue_final_message=True)

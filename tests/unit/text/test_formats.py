@@ -67,6 +67,13 @@ def test_every_token_has_a_type(tmp_path: Path) -> None:
     assert f"token_type is {TOP} long; one number for each of {TOP + 1} tokens is needed" in refusal(path)
 
 
+def test_a_type_is_a_whole_number(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", control=("</s>",))
+    integers, floats = b"token_type" + b"\t\0\0\0\5\0\0\0", b"token_type" + b"\t\0\0\0\6\0\0\0"
+    path.write_bytes(path.read_bytes().replace(integers, floats))
+    assert "tokenizer.ggml.token_type[0] is 1.4" in refusal(path)
+
+
 def test_what_nobody_needs_may_be_anything(tmp_path: Path) -> None:
     plain = load_tokenizer(write_gguf(tmp_path / "a.gguf", control=("</s>",), ids={"eos": "</s>"}))
     path = write_gguf(tmp_path / "b.gguf", control=("</s>",), ids={"eos": "</s>", "padding": 10**6})
