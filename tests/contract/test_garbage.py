@@ -113,11 +113,12 @@ async def test_a_meta_field_that_is_no_number_of_ours_is_registered_anew(
         assert await writer.write_snapshot(again, 1, []) is Answer.OK
 
 
+@pytest.mark.parametrize("entry", [f"{2**60}-1", f"{2**64 - 1}-{2**64 - 2}", f"{2**64 - 1}-{2**64 - 1}"])
 async def test_an_id_that_no_worker_makes_does_not_block_the_journal(
-    connection: Connection, writer: JournalWriter
+    connection: Connection, writer: JournalWriter, entry: str
 ) -> None:
     epoch = await writer.register()
-    await connection.call("XADD", KEYS.journal, f"{2**60}-1", "b", b"")
+    await connection.call("XADD", KEYS.journal, entry, "b", b"")
     assert await writer.append(epoch, 1, []) is Answer.NOEPOCH
     again = await writer.register(floor=epoch)
     assert await writer.append(again, 1, []) is Answer.OK

@@ -39,7 +39,7 @@ _TIMEOUT_S = 1.0
 """For a call and its reply; above any BLOCK that is asked for."""
 _AT_ONCE = 64
 """Commands in one round trip: packing and parsing them takes a millisecond of the event loop."""
-_NOT_OURS = ("WRONGTYPE", "The ID specified in XADD")
+_NOT_OURS = ("WRONGTYPE", "The ID specified in XADD", "The stream has exhausted the last possible ID")
 """Redis' words for what somebody else has put under a key."""
 _PLAIN = ("forget", "put", "rows")
 """Scripts that are not a worker's own."""
