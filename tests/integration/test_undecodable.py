@@ -94,9 +94,9 @@ async def test_health_lists_every_service_with_its_status() -> None:
         assert states == dict.fromkeys(("", *(one.full_name for one in SERVICES[:2]), "liveness"), serving)
 
 
-async def test_health_watches_no_service_of_an_endless_name() -> None:
-    watch = HEALTH.methods_by_name["Watch"]
+@pytest.mark.parametrize("name", ["Check", "Watch"])
+async def test_health_knows_no_service_of_an_endless_name(name: str) -> None:
     async with worker() as (way, _):
         request = health_pb2.HealthCheckRequest(service="x" * 257).SerializeToString()
-        error = await failure_of(way, watch, request)
+        error = await failure_of(way, HEALTH.methods_by_name[name], request)
         assert (error.code(), violation(error)[0]) == (grpc.StatusCode.INVALID_ARGUMENT, "service")

@@ -111,16 +111,21 @@ class _Health(HealthServicer):
         self._told: dict[str, int] = {}
         self._is_ended = False
 
+    async def Check(
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: "grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]",
+    ) -> health_pb2.HealthCheckResponse:
+        await _check_name(request, context)
+        return await super().Check(request, context)
+
     async def Watch(
         self,
         request: health_pb2.HealthCheckRequest,
         context: "grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]",
     ) -> None:
         # A watch of a service that is not there waits for it, and would hold a name of any length meanwhile.
-        try:
-            check_name("service", request.service)
-        except InvalidRequest as error:
-            await abort(cast("Context", context), error)
+        await _check_name(request, context)
         if self._is_ended:  # its call came just before the end, and its turn after it
             return
         watch: asyncio.Future[None] = asyncio.ensure_future(super().Watch(request, context))
@@ -160,6 +165,16 @@ class _Health(HealthServicer):
         self._is_ended = True
         self.hang_up()
         await asyncio.gather(*self._watches, return_exceptions=True)
+
+
+async def _check_name(
+    request: health_pb2.HealthCheckRequest,
+    context: "grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]",
+) -> None:
+    try:
+        check_name("service", request.service)
+    except InvalidRequest as error:
+        await abort(cast("Context", context), error)
 
 
 def channel(address: str, *, max_message_bytes: int) -> grpc.aio.Channel:
