@@ -9,7 +9,7 @@ Recorded with, in a venv of its own:
     python -m tests.unit.text.generate_vocabularies MODELS_FOLDER NODE_MODULES MISTRAL_COMMON_DATA
 
 - The texts are rows of llama.cpp's .inp files, for which transformers wrote the .out files beside them. Those are the
-  record for llama-spm, command-r, deepseek-coder, deepseek-llm, falcon, mpt, starcoder, refact and qwen35.
+  record for llama-spm and RECORDED.
 - gpt-4o and tekken: tiktoken on o200k_base and on mistral-common's file; deepseek-v3 and gemma-3: the models'
   tokenizer.json, as it is; mistral-v3: sentencepiece on mistral-common's file.
 - kimi-k2 and glm4 come in no package. Their published patterns are run by tiktoken, as the models' code does, on
@@ -47,7 +47,10 @@ KIMI_K2 = "|".join(
         _BREAKS,
     )
 )
-RECORDED = ("command-r", "deepseek-coder", "deepseek-llm", "falcon", "mpt", "starcoder", "refact", "qwen35")
+RECORDED = (
+    *("llama-bpe", "qwen2", "gpt-2", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "mpt", "starcoder"),
+    *("refact", "qwen35"),
+)
 
 
 def spelled(texts: Iterable[str]) -> str:
