@@ -18,6 +18,7 @@ from ostrya.api.v1.worker_pb2_grpc import WorkerServiceStub
 from ostrya.prefix.chain import ChainKey, self_test
 from ostrya.router import figures
 from ostrya.router.fleet import Fleet
+from ostrya.router.pace import Pace
 from ostrya.router.replica import ReplicaInfo
 from ostrya.router.types import ReplicaState, WorkerId
 from ostrya.service.cancelling import is_cancelled
@@ -47,6 +48,8 @@ class Link:
     pool: str
     chain: ChainKey
     fleet: Fleet
+    pace: Pace
+    """Of all links together."""
     max_message_bytes: int
     wall: Callable[[], float] = time.time
 
@@ -82,6 +85,7 @@ class Link:
         channel = self.fleet.channel(known, self.address) if known is not None else None
         is_ours = channel is None  # until the fleet has it
         if channel is None:
+            await self.pace.turn()
             channel = open_channel(self.address, max_message_bytes=self.max_message_bytes)
         try:
             sent = self.wall()
