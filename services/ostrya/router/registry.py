@@ -76,6 +76,7 @@ class Registry:
         self, settings: RouterSettings, *, fleet: Fleet, clock: Callable[[], float], rejects: Rejects | None = None
     ) -> None:
         self.is_up = False
+        """Redis tells who is there."""
         self.num_over = 0
         """How often a lease was found to be over."""
         self._fleet, self._clock, self._pool = fleet, clock, settings.pool
@@ -87,8 +88,6 @@ class Registry:
         self._rejects = rejects or Rejects()
         self._back_at = clock()
         """Since when Redis has been there without a break."""
-        self._is_readable = True
-        """What stands under the members' key is a table; said once when that changes."""
 
     @property
     def addresses(self) -> set[str]:
@@ -113,19 +112,14 @@ class Registry:
             self._turn += 1
             rows = await self._read_board()
         except StateUnavailable as error:
-            if self.is_up:
+            if self._fleet.redis_up:
                 log.warning("Redis is gone; keeping the replicas", extra={"fields": {"error": str(error)}})
-            self._learn_nothing()
+            self._learn_nothing(redis_up=False)
             return
         except Unreadable as error:
             self._rejects.add(Kind.MEMBER, keys.members(self._pool), error)
-            if self._is_readable:
-                fields = {"key": keys.members(self._pool), "error": str(error)}
-                log.warning("the members cannot be read; keeping the replicas", extra={"fields": fields})
-            self._is_readable = False
-            self._learn_nothing()
+            self._learn_nothing(redis_up=True)
             return
-        self._is_readable = True
         for worker_id, row in rows.items():
             self._fleet.board(WorkerId(worker_id), _load(row), stamp=row.stamp)
 
@@ -134,9 +128,9 @@ class Registry:
         await self._questions.close()
         await self._connection.close()
 
-    def _learn_nothing(self) -> None:
-        """Who is there is not to be known from Redis now, so nobody's lease is over."""
-        self.is_up = self._fleet.redis_up = False
+    def _learn_nothing(self, *, redis_up: bool) -> None:
+        """Redis does not tell who is there now, so nobody's lease is over; nor for a while after it does again."""
+        self.is_up, self._fleet.redis_up = False, redis_up
         self._questions.ask({})
 
     async def _read_board(self) -> dict[str, LoadRow]:

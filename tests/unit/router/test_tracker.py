@@ -1,6 +1,7 @@
 """The tracker against a real Redis: never out of order, never worse than what it knew."""
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator, Iterator
 
@@ -203,3 +204,19 @@ async def test_a_removed_replica_is_swept_out(redis: RunningRedis, writer: Journ
         assert follower.index.depths(digests(*range(10))) == {}
         await until(lambda: follower.index.num_entries == 0)
         assert follower.tracker.staleness_s() == {}
+
+
+async def test_redis_is_back_only_if_it_was_gone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="ostrya.router.tracker")
+    server = start_redis()
+    try:
+        async with following(server.url) as follower:
+            await until(lambda: follower.tracker.redis_up)
+            assert caplog.messages == []
+            server.kill()
+            await until(lambda: not follower.tracker.redis_up)
+            server.restart()
+            await until(lambda: follower.tracker.redis_up)
+    finally:
+        server.stop()
+    assert caplog.messages == ["Redis is gone; the index is frozen", "Redis is back"]
