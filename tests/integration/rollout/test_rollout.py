@@ -132,7 +132,8 @@ async def update_everything(cluster: Cluster, redis: RunningRedis) -> None:
 async def answers(target: str) -> dict[str, list[int]]:
     """The tokens of every prompt, undisturbed."""
     async with AsyncClient(target) as client:
-        return {prompt: await tokens(client, prompt, LONG_TOKENS) for prompt in PROMPTS}
+        found = await asyncio.gather(*(tokens(client, prompt, LONG_TOKENS) for prompt in PROMPTS))
+    return dict(zip(PROMPTS, found, strict=True))
 
 
 async def tokens(client: AsyncClient, prompt: str, max_tokens: int) -> list[int]:
