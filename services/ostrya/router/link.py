@@ -152,9 +152,13 @@ class Link:
         if worker_id is not None and self.fleet.channel(worker_id, self.address) is not None:
             self.fleet.set_state(worker_id, ReplicaState.LOST)
 
-    def _is_usable(self, answer: worker_pb2.GetInfoResponse) -> bool:
+    def _is_usable(self, answer: worker_pb2.GetInfoResponse | None) -> bool:
         """False for another pool's or model's worker, for one that no request could go to, and for the id that a
         younger process has elsewhere."""
+        if answer is None:  # gRPC's stand-in for bytes that do not decode; its types do not say so
+            where = {"address": self.address}
+            log.warning("what a worker says of itself does not decode; not used", extra={"fields": where})
+            return False
         limits = answer.limits
         if not is_worker_id(answer.worker_id) or min(limits.max_running, limits.context_tokens, limits.vocab_size) < 1:
             fields = {

@@ -112,7 +112,9 @@ class Questions:
                 )
             except grpc.aio.AioRpcError:
                 return False
-        return info.worker_id == worker_id and info.pool == self._pool
+        # Not a message: what came does not decode.
+        is_told = isinstance(info, worker_pb2.GetInfoResponse)
+        return is_told and info.worker_id == worker_id and info.pool == self._pool
 
     def _end(self, task: "asyncio.Task[None]") -> None:
         task.cancel()
