@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from ostrya.engine.models.config import ModelConfig
+from ostrya.engine.models.spec import DecoderSpec
 from ostrya.errors import ModelLoadError
 
 
@@ -18,7 +18,7 @@ class WeightSource(Protocol):
     """An open checkpoint."""
 
     @property
-    def config(self) -> ModelConfig: ...
+    def spec(self) -> DecoderSpec: ...
 
     def require(self, name: str, shape: tuple[int, ...]) -> None:
         """ModelLoadError when the tensor is missing or has another shape. Ask before setting memory aside for it."""
@@ -40,3 +40,10 @@ def open_source(path: Path) -> WeightSource:
     if path.is_file():
         return GgufSource(path)
     raise ModelLoadError(f"{path}: no such file or directory")
+
+
+def checked(spec: DecoderSpec, path: Path) -> DecoderSpec:
+    """The spec that was read from `path`, if its numbers agree with each other."""
+    if problem := spec.problem():
+        raise ModelLoadError(f"{path}: {problem}")
+    return spec

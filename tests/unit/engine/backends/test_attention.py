@@ -6,7 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostrya.capacity.mixers import GroupedAttention
 from ostrya.engine.backends.kernels.attention import PagedAttention, paged_attention_reference
+from ostrya.engine.models.spec import Attention, Rope
 from ostrya.engine.plan import StepPlan
 from tests.numerics.driver import Running, make_plan
 
@@ -38,8 +40,10 @@ def both(
     generator = torch.Generator().manual_seed(7)
     q_TNH = torch.randn(plan.bucket.tokens, num_heads, HEAD_DIM, generator=generator).to(dtype)
     kv_pages_PSCH = torch.randn(NUM_PAGES, PAGE_SIZE, 2 * num_kv_heads, HEAD_DIM, generator=generator).to(dtype)
-    fast = PagedAttention(plan, num_tokens=plan.bucket.tokens, num_heads=num_heads, kv_pages_PSCH=kv_pages_PSCH)
-    return fast(q_TNH, kv_pages_PSCH), paged_attention_reference(q_TNH, kv_pages_PSCH, plan).flatten(1)
+    sizes = GroupedAttention(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=HEAD_DIM)
+    mixer = Attention(sizes=sizes, rope=Rope(theta=10000.0), scale=0.2)
+    fast = PagedAttention(plan, mixer, num_tokens=plan.bucket.tokens, page_size=PAGE_SIZE, dtype=dtype)
+    return fast(q_TNH, kv_pages_PSCH), paged_attention_reference(q_TNH, kv_pages_PSCH, plan, mixer).flatten(1)
 
 
 @given(
