@@ -8,7 +8,7 @@ import torch
 from ostrya.engine.models.families import BY_ARCHITECTURE
 from ostrya.engine.models.gguf_file import GgufFile
 from ostrya.engine.models.gguf_metadata import ROPE_DIVISORS, GgufMetadata
-from ostrya.engine.models.source import checked
+from ostrya.engine.models.source import checked, pairs_side_by_side
 from ostrya.errors import ModelLoadError
 
 
@@ -24,6 +24,7 @@ class GgufSource:
         if family is None:
             found, supported = reprlib.repr(metadata.architecture), ", ".join(BY_ARCHITECTURE)
             raise metadata.error(f"architecture {found} is not supported; supported: {supported}")
+        self._halves_apart = family.gguf_halves_apart
         self.spec = checked(family.from_gguf(metadata), path)
 
     def require(self, name: str, shape: tuple[int, ...]) -> None:
@@ -40,6 +41,8 @@ class GgufSource:
         for first in range(0, len(out_rows), step):
             last = min(first + step, len(out_rows))
             out_rows[first:last].copy_(torch.from_numpy(self._file.rows(name, first, last)))
+        if self._halves_apart:
+            out.copy_(pairs_side_by_side(name, out, self.spec))
 
     def unread(self) -> list[str]:
         return sorted(self._unread)

@@ -45,7 +45,17 @@ class GgufMetadata:
         return GatedFfn(sizes=DenseFfn(inner=self.size("feed_forward_length")), activation=activation)
 
     def rope(self) -> Rope:
-        return Rope(theta=self.number("rope.freq_base", 10000.0), divisors=self._rope_divisors())
+        theta = self.number("rope.freq_base", 10000.0)
+        kind = self._get("rope.scaling.type", "none")
+        if kind == "linear":
+            factor = self.number("rope.scaling.factor")
+            return Rope(theta=theta, divisors=(factor,) * (self.attention().head_dim // 2))
+        if kind != "none":
+            supported = f"none, linear, llama3 ({ROPE_DIVISORS})"
+            raise self.error(f"rope scaling {reprlib.repr(kind)} is not supported; supported: {supported}")
+        if ROPE_DIVISORS not in self._file.tensors:
+            return Rope(theta=theta)
+        return Rope(theta=theta, divisors=tuple(self._file.rows(ROPE_DIVISORS, 0, 1).reshape(-1).tolist()))
 
     def decoder(self, layers: tuple[LayerSpec, ...], *, embedding_scale: float = 1.0) -> DecoderSpec:
         embedding = self._file.tensors.get("token_embd.weight")
@@ -74,17 +84,14 @@ class GgufMetadata:
             raise self._not_a_number(name, value)
         return value
 
+    def refuse_set(self, *names: str) -> None:
+        """ModelLoadError for a number that is there and not 0: it means something that is not computed here."""
+        for name in names:
+            if value := self._get(name, 0):
+                raise self.error(f"metadata {self._key(name)} is {reprlib.repr(value)}; it is not supported")
+
     def error(self, what: str) -> ModelLoadError:
         return ModelLoadError(f"{self._file.path}: {what}")
-
-    def _rope_divisors(self) -> tuple[float, ...] | None:
-        if (scaling := self._get("rope.scaling.type", "none")) != "none":
-            raise self.error(
-                f"rope scaling {reprlib.repr(scaling)} is not supported; supported: none, llama3 ({ROPE_DIVISORS})"
-            )
-        if ROPE_DIVISORS not in self._file.tensors:
-            return None
-        return tuple(self._file.rows(ROPE_DIVISORS, 0, 1).reshape(-1).tolist())
 
     def _not_a_number(self, name: str, value: Value | None) -> ModelLoadError:
         found = "missing" if value is None else reprlib.repr(value)

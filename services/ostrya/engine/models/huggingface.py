@@ -1,7 +1,6 @@
 """A Hugging Face directory (config.json, *.safetensors, sharded or not) as a weight source. Called by open_source.
 
-q and k rows are reordered while reading: files pair rotary element i with i + H/2, WeightSource wants pairs side by
-side.
+Values are brought into the form that WeightSource promises while they are read.
 """
 
 import json
@@ -15,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from ostrya.engine.models.families import BY_KIND
 from ostrya.engine.models.huggingface_config import JsonConfig
-from ostrya.engine.models.source import checked
+from ostrya.engine.models.source import checked, pairs_side_by_side
 from ostrya.errors import ModelLoadError
 
 _TOP_NAMES = {
@@ -48,7 +47,7 @@ class HuggingFaceSource:
         family = BY_KIND.get(config.kind) if isinstance(config.kind, str) else None
         if family is None:
             raise config.error(f"model_type {config.kind!r} is not supported; supported: {', '.join(BY_KIND)}")
-        self._layer_names = family.layer_names
+        self._layer_names, self._norm_offset = family.layer_names, family.norm_offset
         self.spec = checked(family.from_config(config), directory)
         self._shard_of = _shards(directory)
         # Computed from the configuration, or a copy of the embedding: harmless when nobody reads them.
@@ -73,9 +72,9 @@ class HuggingFaceSource:
         stored_name = self._stored_name(name)
         with _opened(self._shard(stored_name)) as file:
             stored = file.get_tensor(stored_name)
-        if name.endswith((".attn_q.weight", ".attn_k.weight")):
-            stored = _pairs_side_by_side(stored, self.spec.layers[0].mixer.sizes.head_dim)
-        out.copy_(stored)
+        out.copy_(pairs_side_by_side(name, stored, self.spec))
+        if name.endswith("_norm.weight"):
+            out.add_(self._norm_offset)
         self._unread.discard(stored_name)
 
     def unread(self) -> list[str]:
@@ -101,11 +100,6 @@ def _opened(shard: Path) -> Iterator[_SafeFile]:
             yield cast("_SafeFile", file)
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"{shard}: truncated or corrupt: {error}") from error
-
-
-def _pairs_side_by_side(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """[heads * H, D] with pairs (i, i + H/2) in each head -> pairs (2i, 2i + 1)."""
-    return weight.view(-1, 2, head_dim // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
 def _shards(directory: Path) -> dict[str, Path]:

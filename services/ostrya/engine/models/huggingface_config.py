@@ -21,16 +21,14 @@ class JsonConfig:
         self._path = directory / "config.json"
         self._values = _read_json(self._path)
         self.kind = self._values.get("model_type")
-        if self._values.get("quantization_config"):
-            raise self.error("quantization_config is set; it is not supported")
+        self.refuse_set("quantization_config")
 
     @property
     def num_layers(self) -> int:
         return self.size("num_hidden_layers", highest=MAX_LAYERS)
 
     def attention(self, *, qk_norm: bool = False, qkv_bias: bool = False) -> GroupedAttention:
-        if self._values.get("attention_bias"):
-            raise self.error("attention_bias is set; it is not supported")
+        self.refuse_set("attention_bias")
         num_heads = self.size("num_attention_heads")
         return GroupedAttention(
             num_heads=num_heads,
@@ -41,27 +39,30 @@ class JsonConfig:
         )
 
     def ffn(self, activation: Activation) -> GatedFfn:
-        if self._values.get("mlp_bias"):
-            raise self.error("mlp_bias is set; it is not supported")
+        self.refuse_set("mlp_bias")
         found = self._values.get("hidden_activation") or self._values.get("hidden_act") or "silu"
         if not isinstance(found, str) or _ACTIVATIONS.get(found) != activation:
             raise self.error(f"hidden_act {found!r} is not supported; supported for {self.kind}: {activation}")
         return GatedFfn(sizes=DenseFfn(inner=self.size("intermediate_size")), activation=activation)
 
     def rope(self) -> Rope:
-        # One dictionary in transformers 5, spread over two keys before.
-        nested = self._values.get("rope_parameters") or self._values.get("rope_scaling") or {}
-        if not isinstance(nested, dict):
-            raise self.error(f"rope settings are {nested!r}; an object is needed")
-        rope = {"rope_theta": self._values.get("rope_theta", 10000.0), **nested}
-        theta = self._number(rope, "rope_theta", 10000.0)
+        # One object in transformers 5, spread over two keys before.
+        nested = self.entry("rope_parameters") or self.entry("rope_scaling") or {}
+        return self.rope_of({"rope_theta": self._values.get("rope_theta"), **nested})
+
+    def rope_of(self, rope: Json, *, default_theta: float = 10000.0) -> Rope:
+        """From settings as they stand in one object."""
+        theta = self._number(rope, "rope_theta", default_theta)
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind == "default":
             return Rope(theta=theta)
+        head_dim = self.attention().head_dim
+        if kind == "linear":
+            return Rope(theta=theta, divisors=(self._number(rope, "factor"),) * (head_dim // 2))
         if kind != "llama3":
-            raise self.error(f"rope scaling {kind!r} is not supported; supported: default, llama3")
+            raise self.error(f"rope scaling {kind!r} is not supported; supported: default, linear, llama3")
         divisors = llama3_divisors(
-            head_dim=self.attention().head_dim,
+            head_dim=head_dim,
             theta=theta,
             factor=self._number(rope, "factor"),
             low=self._number(rope, "low_freq_factor"),
@@ -70,15 +71,17 @@ class JsonConfig:
         )
         return Rope(theta=theta, divisors=divisors)
 
-    def decoder(self, layers: tuple[LayerSpec, ...], *, embedding_scale: float = 1.0) -> DecoderSpec:
+    def decoder(
+        self, layers: tuple[LayerSpec, ...], *, embedding_scale: float = 1.0, tied_unless_said: bool = False
+    ) -> DecoderSpec:
         return DecoderSpec(
             layers=layers,
             hidden=self.size("hidden_size"),
             vocab_size=self.size("vocab_size"),
             context_tokens=self.size("max_position_embeddings"),
-            norm_eps=self._number(self._values, "rms_norm_eps", 1e-6),
+            norm_eps=self.number("rms_norm_eps", 1e-6),
             embedding_scale=embedding_scale,
-            tied_embeddings=bool(self._values.get("tie_word_embeddings", False)),
+            tied_embeddings=bool(self._values.get("tie_word_embeddings", tied_unless_said)),
         )
 
     def size(self, key: str, default: int | None = None, *, highest: int | None = None) -> int:
@@ -91,11 +94,35 @@ class JsonConfig:
             raise self.error(f"{key} is {value}; it must be {allowed}")
         return value
 
+    def number(self, key: str, default: float | None = None) -> float:
+        return self._number(self._values, key, default)
+
+    def entry(self, key: str, *, within: Json | None = None) -> Json | None:
+        """An object, of the whole or within another; None if it is not there."""
+        value = (self._values if within is None else within).get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.error(f"{key} is {value!r}; an object is needed")
+        return value
+
+    def names(self, key: str) -> list[object] | None:
+        """A list; None if it is not there."""
+        value = self._values.get(key)
+        if value is not None and not isinstance(value, list):
+            raise self.error(f"{key} is {value!r}; a list is needed")
+        return value
+
+    def refuse_set(self, *keys: str) -> None:
+        """ModelLoadError for a field that is there and not empty: it means something that is not computed here."""
+        for key in keys:
+            if self._values.get(key):
+                raise self.error(f"{key} is set; it is not supported")
+
     def error(self, what: str) -> ModelLoadError:
         return ModelLoadError(f"{self._path}: {what}")
 
     def _number(self, values: Json, key: str, default: float | None = None) -> float:
-        value = values.get(key, default)
+        value = values.get(key)
+        value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._not_a_number(key, value)
         return float(value)

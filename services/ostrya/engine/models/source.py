@@ -1,10 +1,11 @@
 """Where weights come from: one protocol over a GGUF file and a Hugging Face directory.
 
-Tensor names are GGUF's ("blk.0.attn_q.weight") and so is the row order of q and k: the two halves of a rotary pair
-are neighbours.
+Tensor names are GGUF's ("blk.0.attn_q.weight"). The two halves of a rotary pair are neighbours, in the rows of q and k
+and in their biases and norms. A norm's weight is what it multiplies with.
 Every failure is a ModelLoadError of one line.
 """
 
+import re
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +41,19 @@ def open_source(path: Path) -> WeightSource:
     if path.is_file():
         return GgufSource(path)
     raise ModelLoadError(f"{path}: no such file or directory")
+
+
+_ROTATED = re.compile(r"blk\.(\d+)\.attn_[qk](_norm)?\.(weight|bias)")
+
+
+def pairs_side_by_side(name: str, values: torch.Tensor, spec: DecoderSpec) -> torch.Tensor:
+    """The values of a checkpoint that pairs rotary element i of a head with i + H/2, in WeightSource's order: pairs
+    (2i, 2i + 1)."""
+    found = _ROTATED.fullmatch(name)
+    if found is None:
+        return values
+    head_dim = spec.layers[int(found[1])].mixer.sizes.head_dim
+    return values.view(-1, 2, head_dim // 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
 
 
 def checked(spec: DecoderSpec, path: Path) -> DecoderSpec:

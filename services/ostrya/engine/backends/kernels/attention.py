@@ -30,6 +30,8 @@ def paged_attention_reference(
         pages = torch.from_numpy(plan.page_table[row]).long()
         kv_LCH = kv_pages_PSCH[pages].flatten(0, 1)[:kv_len].float()
         visible_QL = torch.ones(last - first, kv_len, dtype=torch.bool).tril(kv_len - (last - first))
+        if mixer.sizes.window_tokens is not None:
+            visible_QL = visible_QL.triu(kv_len - (last - first) - mixer.sizes.window_tokens + 1)
         for head in range(num_heads):
             kv_head = head * num_kv_heads // num_heads
             scores_QL = q_TNH[first:last, head].float() @ kv_LCH[:, kv_head].T * mixer.scale
@@ -77,11 +79,14 @@ class _DecodeRows:
         self._scale = mixer.scale
         self._num_rows = plan.num_decode_rows
         self._out_BKGH = out_TKGH[: self._num_rows]
-        kv_lens = plan.kv_lens[: self._num_rows]
-        num_pages = -(-int(kv_lens.max()) // page_size)
-        pages = np.ascontiguousarray(plan.page_table[: self._num_rows, :num_pages])
-        self._pages = torch.from_numpy(pages).view(-1)
-        hidden_BL = torch.from_numpy(np.arange(num_pages * page_size, dtype=np.int32) >= kv_lens[:, None])
+        kv_lens_B1 = plan.kv_lens[: self._num_rows, None]
+        first_keys_B1 = np.maximum(0, kv_lens_B1 - _window(mixer, kv_lens_B1.max()))
+        first_pages_B1 = first_keys_B1 // page_size
+        num_pages = int((-(-kv_lens_B1 // page_size) - first_pages_B1).max())
+        columns_BP = np.minimum(first_pages_B1 + np.arange(num_pages, dtype=np.int32), plan.bucket.pages - 1)
+        self._pages = torch.from_numpy(np.take_along_axis(plan.page_table[: self._num_rows], columns_BP, 1)).view(-1)
+        keys_BL = first_pages_B1 * page_size + np.arange(num_pages * page_size, dtype=np.int32)
+        hidden_BL = torch.from_numpy((keys_BL >= kv_lens_B1) | (keys_BL < first_keys_B1))
         bias_BL = torch.zeros(hidden_BL.shape, dtype=out_TKGH.dtype).masked_fill_(hidden_BL, float("-inf"))
         self._bias_B11L = bias_BL[:, None, None]
 
@@ -105,15 +110,20 @@ class _Chunk:
         row_end = int(plan.query_start[row + 1])
         self._tokens = slice(first, min(first + _MAX_QUERIES, row_end))
         self._out_QKGH = out_TKGH[self._tokens]
-        self._kv_len = int(plan.kv_lens[row]) - (row_end - self._tokens.stop)
-        self._pages = torch.from_numpy(plan.page_table[row, : -(-self._kv_len // page_size)])
+        end = int(plan.kv_lens[row]) - (row_end - self._tokens.stop)
         num_queries = self._tokens.stop - first
-        bias_QL = torch.full((num_queries, self._kv_len), float("-inf"), dtype=out_TKGH.dtype)
-        self._bias_QL = bias_QL.triu_(self._kv_len - num_queries + 1)
+        window = _window(mixer, end)
+        first_page = max(0, end - num_queries - window + 1) // page_size
+        self._pages = torch.from_numpy(plan.page_table[row, first_page : -(-end // page_size)])
+        num_keys = self._num_keys = end - first_page * page_size
+        hidden_QL = torch.full((num_queries, num_keys), float("-inf"), dtype=out_TKGH.dtype)
+        self._bias_QL = hidden_QL.triu(num_keys - num_queries + 1)
+        if window < end:
+            self._bias_QL += hidden_QL.tril_(num_keys - num_queries - window)
 
     def attend(self, q_TNH: torch.Tensor, kv_pages_PSCH: torch.Tensor) -> None:
         group_size = self._out_QKGH.shape[2]
-        kv_LCH = _gather(kv_pages_PSCH, self._pages, 1)[0, : self._kv_len]
+        kv_LCH = _gather(kv_pages_PSCH, self._pages, 1)[0, : self._num_keys]
         k_KLH, v_KLH = kv_LCH.transpose(0, 1).chunk(2)
         # KV heads are the batch; a group's query heads see the same keys through a stride of 0, and all share the mask.
         q_KGQH = q_TNH[self._tokens].view(self._out_QKGH.shape).permute(1, 2, 0, 3)
@@ -123,8 +133,13 @@ class _Chunk:
         self._out_QKGH.copy_(out_KGQH.permute(2, 0, 1, 3))
 
 
+def _window(mixer: Attention, kv_len: int) -> int:
+    """How many tokens a query sees, itself included, of `kv_len` at most."""
+    return min(kv_len, mixer.sizes.window_tokens or kv_len)
+
+
 def _gather(kv_pages_PSCH: torch.Tensor, pages: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """[num_rows, L, C, H]: the pages of each row laid end to end."""
+    """[num_rows, L, C, H]: these pages of each row laid end to end."""
     num_pages, _, num_heads, head_dim = kv_pages_PSCH.shape
     picked = kv_pages_PSCH.view(num_pages, -1).index_select(0, pages)
     return picked.view(num_rows, -1, num_heads, head_dim)
