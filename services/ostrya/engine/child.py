@@ -16,19 +16,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Never
+from typing import Final, Never
 
 from ostrya.engine import wire
-from ostrya.engine.backends.base import Runner, StepHandle
+from ostrya.engine.backends.base import LoadedModel, Runner, StepHandle
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.engine import Engine
 from ostrya.engine.types import EngineInfo, StepReport
 from ostrya.errors import InvalidRequest, ModelLoadError, OstryaError
 
-if TYPE_CHECKING:
-    from ostrya.engine.models import LoadedModel
-
-RunnerFactory = Callable[[EngineConfig], "tuple[Runner, LoadedModel]"]
+RunnerFactory = Callable[[EngineConfig], tuple[Runner, LoadedModel]]
 
 
 class _StepDone:

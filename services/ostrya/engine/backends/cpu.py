@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ostrya.engine.backends.kernels.attention import PagedAttention
-from ostrya.engine.backends.kernels.linear import make_linear
+from ostrya.engine.backends.base import LoadedModel
+from ostrya.engine.backends.cpu_ops import CpuBuilder, CpuOps, MixerTables
 from ostrya.engine.backends.kernels.sampling import sample
 from ostrya.engine.config import EngineConfig
-from ostrya.engine.models.config import LoadedModel
-from ostrya.engine.models.llama import Llama, StepTensors
+from ostrya.engine.models.decoder import forward
 from ostrya.engine.models.source import open_source
+from ostrya.engine.models.weights import read_weights
 from ostrya.engine.plan import Bucket, StepPlan
 from ostrya.errors import ConfigError
 
@@ -46,10 +46,9 @@ def load_runner(config: EngineConfig) -> tuple["CpuRunner", LoadedModel]:
     except BaseException:
         device.shutdown()
         raise
-    model = runner.model.config
     return runner, LoadedModel(
         context_tokens=runner.context_tokens,
-        vocab_size=model.vocab_size,
+        vocab_size=runner.vocab_size,
         load_s=time.perf_counter() - started,
     )
 
@@ -60,12 +59,17 @@ class CpuRunner:
     def __init__(self, config: EngineConfig, device: ThreadPoolExecutor) -> None:
         """On the device thread."""
         source = open_source(Path(config.model_path))
-        self.context_tokens = _context_tokens(config, source.config.context_tokens)
-        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-        self.model = Llama(source, dtype=dtype, context_tokens=self.context_tokens, make_linear=make_linear)
-        model = source.config
-        shape_PSCH = (config.num_pages, config.page_size, 2 * model.num_kv_heads, model.head_dim)
-        self._kv_pages = [_lazy_zeros(shape_PSCH, dtype) for _ in range(model.num_layers)]
+        self.context_tokens = _context_tokens(config, source.spec.context_tokens)
+        self.spec = source.spec
+        self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+        self._page_size = config.page_size
+        self._weights = read_weights(source, CpuBuilder(self._dtype))
+        self._tables = MixerTables(self.spec, num_positions=self.context_tokens)
+        sizes = [layer.mixer.sizes for layer in self.spec.layers]
+        self._kv_pages = [
+            _lazy_zeros((config.num_pages, config.page_size, 2 * size.num_kv_heads, size.head_dim), self._dtype)
+            for size in sizes
+        ]
         self._device = device
         self._shapes: set[Bucket] = set()
         self._num_late_shapes = 0
@@ -73,7 +77,7 @@ class CpuRunner:
 
     @property
     def vocab_size(self) -> int:
-        return self.model.config.vocab_size
+        return self.spec.vocab_size
 
     @property
     def num_shapes(self) -> int:
@@ -106,16 +110,15 @@ class CpuRunner:
     def _step(self, plan: StepPlan) -> npt.NDArray[np.int32]:
         # Nothing is compiled for the shape, so most of the padding need not be computed.
         num_tokens = min(plan.bucket.tokens, -(-plan.num_tokens // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE)
-        step = StepTensors(
+        ops = CpuOps(plan, self._tables, num_tokens=num_tokens, page_size=self._page_size, dtype=self._dtype)
+        logits_RV, _ = forward(
+            ops,
+            self.spec,
+            self._weights,
             token_ids_T=torch.from_numpy(plan.token_ids[:num_tokens]),
-            positions_T=torch.from_numpy(plan.positions[:num_tokens]),
-            slots_T=torch.from_numpy(plan.slot_mapping[:num_tokens]).long(),
             logits_index_R=torch.from_numpy(plan.logits_index),
+            kv=self._kv_pages,
         )
-        attend = PagedAttention(
-            plan, num_tokens=num_tokens, num_heads=self.model.config.num_heads, kv_pages_PSCH=self._kv_pages[0]
-        )
-        logits_RV = self.model.forward(step, self._kv_pages, attend)
         tokens: npt.NDArray[np.int32] = sample(logits_RV, plan).int().numpy()
         return tokens
 
