@@ -42,8 +42,10 @@ class Stack:
     runner: Runner
     config: EngineConfig
 
-    def engine(self, *, num_pages: int = NUM_PAGES, chunk: int = 512) -> Engine:
-        config = msgspec.structs.replace(self.config, num_pages=num_pages, max_prefill_chunk_tokens=chunk)
+    def engine(self, *, num_pages: int = NUM_PAGES, chunk: int = 512, overlap: bool = True) -> Engine:
+        config = msgspec.structs.replace(
+            self.config, num_pages=num_pages, max_prefill_chunk_tokens=chunk, overlap=overlap
+        )
         return Engine(self.runner, config, context_tokens=CONTEXT_TOKENS, eos_token_ids=())
 
 
@@ -144,12 +146,13 @@ def test_preempted_requests_give_the_golden_tokens(stack: Stack) -> None:
     ),
     chunk=st.sampled_from([16, 64, 512]),
     num_pages=st.integers(24, 60),
+    overlap=st.booleans(),
 )
 @settings(max_examples=4, deadline=None, derandomize=True)
 def test_any_arrivals_chunks_and_pool_give_the_golden_tokens(
-    stack: Stack, arrivals: list[tuple[int, int]], chunk: int, num_pages: int
+    stack: Stack, arrivals: list[tuple[int, int]], chunk: int, num_pages: int, overlap: bool
 ) -> None:
-    engine = stack.engine(num_pages=num_pages, chunk=chunk)
+    engine = stack.engine(num_pages=num_pages, chunk=chunk, overlap=overlap)
     tokens: dict[int, list[int]] = {}
     for index, num_steps_before in arrivals:
         for _ in range(num_steps_before):

@@ -38,6 +38,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The token budget of one step; also the largest token bucket."""
     max_prefill_chunk_tokens: int = 512
     """Longest part of one prompt in one step."""
+    overlap: bool = True
+    """Plan and launch a step while the one before runs, so that the device does not wait for the host."""
     num_threads: int = 0
     """Compute threads; 0 = all cores."""
 

@@ -1,19 +1,27 @@
 """What the next step computes, and what its tokens change. Pure: no torch, no device; time is an argument.
 
-plan() hands out places and pages. commit() alone adds tokens and progress to a sequence, and makes its pages
-matchable; abort() alone may end a sequence besides. Steps run in the order of their plans, so pages that abort() frees
-while a step still writes them are safe.
+plan() hands out places and pages, and may be called again before the step it planned is committed: what a sequence will
+have then is counted already, and a token that only the device knows is fed forward there. commit() alone adds tokens
+to a sequence; abort() alone may end one besides.
+
+Why a step in flight can do no harm. Steps run in the order of their plans, each is launched before the next plan, and
+what a plan hands out is written by that step or a later one. So a page released now, by whatever way, is read and
+written by earlier steps before anyone new touches it; a page becomes matchable at the end of the plan whose step
+writes its last token, and only later steps read it; and a row whose sequence ended meanwhile writes nothing but the
+sequence's own page that is not full, which nobody can match.
 """
 
 from array import array
+from bisect import insort
 from collections import deque
 from collections.abc import Collection
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
 from ostrya.engine import buckets
-from ostrya.engine.batch import assemble
+from ostrya.engine.batch import RowTable, assemble
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.kv.pool import PagePool
 from ostrya.engine.kv.prefix import Chain, Events, PrefixCache
@@ -22,6 +30,8 @@ from ostrya.engine.sequence import Row, Sequence
 from ostrya.engine.types import EngineRequest, FinishReason, Load, RequestId, SequenceOutput
 from ostrya.errors import InvalidRequest
 from ostrya.prefix import chain
+
+_by_rank = attrgetter("rank")
 
 
 class Scheduler:
@@ -40,10 +50,12 @@ class Scheduler:
             page_size=config.page_size,
             context_tokens=self.context_tokens,
         )
+        self._table = RowTable(num_slots=config.max_running, pages_per_row=self.ladder.pages[-1])
         self._sequences: dict[RequestId, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # in order of admission
-        self._in_flight: list[Row] | None = None
+        self._waiting: list[Sequence] = []  # both in order of rank
+        self._running: list[Sequence] = []
+        self._in_flight: deque[list[Row]] = deque()
+        self._num_submitted = 0
         self._num_preemptions = 0
         self._queried_tokens = 0
         self._hit_tokens = 0
@@ -65,14 +77,21 @@ class Scheduler:
                 namespace=request.cache_namespace,
             )
         )
+        self._num_submitted += 1
+        ends = frozenset() if request.sampling.ignore_eos else self._eos_token_ids
         sequence = Sequence(
             request=request,
             chain=Chain(root, page_size=self._config.page_size),
             token_ids=array("I", request.token_ids),
+            num_prompt=num_prompt,
+            num_tokens=num_prompt,
+            max_num_tokens=num_prompt + max_tokens,
+            stop_token_ids=request.sampling.stop_token_ids | ends,
+            rank=self._num_submitted,
             submitted_s=now,
         )
         self._sequences[request.request_id] = sequence
-        self._waiting.append(sequence)
+        insort(self._waiting, sequence, key=_by_rank)
 
     def abort(self, request_id: RequestId) -> None:
         """Frees the request's place and pages at once, even while a step has it. An unknown id is ignored."""
@@ -80,9 +99,15 @@ class Scheduler:
         if sequence is not None:
             self._end(sequence)
 
+    @property
+    def num_in_flight(self) -> int:
+        """Steps planned and not committed."""
+        return len(self._in_flight)
+
     def plan(self, *, now: float) -> StepPlan | None:
-        """The next step, or None when there is nothing to do."""
-        assert self._in_flight is None, "the step before must be committed first"
+        """The next step, to be launched before the next call; None when there is nothing to do before a commit."""
+        if self._must_commit_first():
+            return None
         num_preemptions = self._num_preemptions
         rows = self._decode_rows()
         budget = self._config.max_step_tokens - len(rows)
@@ -96,27 +121,22 @@ class Scheduler:
             budget -= rows[-1].num_tokens
         if not rows:
             return None
-        for row in rows:
-            if row.sequence.started_s is None:
-                row.sequence.started_s = now
         rows.sort(key=lambda row: row.num_tokens > 1)
-        self._in_flight = rows
-        return assemble(rows, ladder=self.ladder, page_size=self._config.page_size)
+        plan = assemble(rows, table=self._table, ladder=self.ladder, page_size=self._config.page_size)
+        for index, row in enumerate(rows):
+            self._count_launched(row, index, now=now)
+        self._in_flight.append(rows)
+        return plan
 
     def commit(self, tokens: npt.NDArray[np.int32], *, now: float) -> list[SequenceOutput]:
-        """Takes in the tokens [R] of the planned step. Rows whose sequence was aborted meanwhile are ignored."""
-        assert self._in_flight is not None, "no step is in flight"
-        rows, self._in_flight = self._in_flight, None
-        outputs = []
-        for row, token_id in zip(rows, tokens.tolist(), strict=False):  # tokens has padding rows
-            if row.sequence.ended:
-                continue
-            wants_token = row.wants_token
-            row.sequence.num_computed += row.num_tokens
-            self._register_pages(row.sequence)
-            if wants_token:
-                outputs.append(self._add_token(row.sequence, token_id, now=now))
-        return outputs
+        """Takes in the tokens [R] of the oldest step in flight. Rows whose sequence has ended meanwhile are ignored."""
+        assert self._in_flight, "no step is in flight"
+        rows = self._in_flight.popleft()
+        return [
+            self._add_token(row.sequence, token_id, now=now)
+            for row, token_id in zip(rows, tokens.tolist(), strict=False)  # tokens has padding rows
+            if row.wants_token and not row.sequence.ended
+        ]
 
     def take_events(self) -> Events:
         """Resume points that came and went since the last call."""
@@ -124,11 +144,17 @@ class Scheduler:
 
     def load(self) -> Load:
         """What the scheduler knows of the load; the engine adds what it measures."""
+        in_flight = (
+            min(row.start + row.num_tokens, row.sequence.num_prompt) - row.start
+            for rows in self._in_flight
+            for row in rows
+            if row.start < row.sequence.num_prompt and not row.sequence.ended
+        )
         queued = sum(sequence.num_uncomputed_prompt for sequence in self._sequences.values())
         return Load(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            queued_tokens=queued,
+            queued_tokens=queued + sum(in_flight),
             free_pages=self.pool.num_free,
             reusable_pages=self.pool.num_reusable,
             total_pages=self.pool.num_total,
@@ -137,29 +163,44 @@ class Scheduler:
             hit_tokens=self._hit_tokens,
         )
 
+    def _must_commit_first(self) -> bool:
+        """Whether a row would be in the step whose last token the host has to know."""
+        return bool(self._in_flight) and any(
+            sequence.needs_host and sequence.num_tokens > len(sequence.token_ids) for sequence in self._running
+        )
+
     def _decode_rows(self) -> list[Row]:
-        decoding = [sequence for sequence in self._running if sequence.num_uncomputed == 1]
-        # The last admitted is preempted first, so nobody loses a row that is already in the list.
-        return [Row(sequence, 1) for sequence in decoding if self._find_page(sequence)]
+        rows, page_size = [], self._config.page_size
+        # Those of higher rank are preempted first, so nobody loses a row that is already in the list.
+        for sequence in self._running.copy():
+            start = sequence.num_computed
+            if sequence.num_tokens - start != 1 or sequence.num_tokens == sequence.max_num_tokens:
+                continue  # it prefills, or all it may have is computed or on its way
+            has_page = start < len(sequence.pages) * page_size or self._find_page(sequence)
+            if has_page and sequence.is_running:
+                rows.append(Row(sequence, start, 1, True))
+        return rows
 
     def _find_page(self, sequence: Sequence) -> bool:
-        """Makes room for the next token, by preemption if need be; False when `sequence` itself was preempted."""
-        while sequence in self._running and sequence.num_computed == len(sequence.pages) * self._config.page_size:
+        """One more page, by preemption if need be; False when `sequence` itself was preempted."""
+        while sequence.is_running:
             if self.pool.num_available:
-                sequence.pages.append(self.pool.allocate())
-            else:
-                self._preempt(self._running[-1])
-        return sequence in self._running
+                self._table.page_table[sequence.slot, len(sequence.pages)] = page = self.pool.allocate()
+                sequence.pages.append(page)
+                return True
+            self._preempt(self._running[-1])
+        return False
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the front of the queue; its full pages stay reusable, the rest is computed again."""
+        """Back to the queue; its full pages stay reusable, the rest is computed again."""
         self._running.remove(sequence)
-        self._release_pages(sequence)
-        self._waiting.appendleft(sequence)
+        self._release(sequence)
+        insort(self._waiting, sequence, key=_by_rank)
         self._num_preemptions += 1
 
     def _chunk(self, sequence: Sequence, budget: int) -> Row:
-        return Row(sequence, min(sequence.num_uncomputed, self._config.max_prefill_chunk_tokens, budget))
+        num_tokens = min(sequence.num_uncomputed, self._config.max_prefill_chunk_tokens, budget)
+        return Row(sequence, sequence.num_computed, num_tokens, num_tokens == sequence.num_uncomputed)
 
     def _admit_next(self) -> Sequence | None:
         """Moves the head of the queue to the running list with pages for all its tokens, or None."""
@@ -167,6 +208,7 @@ class Scheduler:
             return None
         sequence, page_size = self._waiting[0], self._config.page_size
         num_tokens = len(sequence.token_ids)
+        assert sequence.num_tokens == num_tokens, "a token of a waiting sequence is still on its way"
         # A hit never covers the last token: its logits are needed.
         digests = sequence.chain.digests(sequence.token_ids, num_pages=(num_tokens - 1) // page_size)
         cached = self.prefix.match(digests)
@@ -176,57 +218,74 @@ class Scheduler:
         for page in cached:
             self.pool.reference(page)
         sequence.pages = cached + [self.pool.allocate() for _ in range(num_new)]
+        sequence.slot = self._table.take(sequence.pages, sequence.request.sampling)
         sequence.num_computed = len(cached) * page_size
         sequence.num_registered_pages = len(cached)
         if sequence.started_s is None:
             sequence.num_cached_tokens = sequence.num_computed
             self._queried_tokens += num_tokens
             self._hit_tokens += sequence.num_computed
-        self._running.append(self._waiting.popleft())
+        self._waiting.remove(sequence)
+        insort(self._running, sequence, key=_by_rank)
         return sequence
 
+    def _count_launched(self, row: Row, index: int, *, now: float) -> None:
+        sequence = row.sequence
+        sequence.num_computed += row.num_tokens
+        if row.wants_token:
+            sequence.num_tokens += 1
+            sequence.row = index
+        if sequence.started_s is None:
+            sequence.started_s = now
+        self._register_pages(sequence)
+
     def _register_pages(self, sequence: Sequence) -> None:
-        num_full = sequence.num_computed // self._config.page_size
+        """Makes pages matchable whose tokens are all known here and computed by launched steps."""
+        page_size = self._config.page_size
+        num_full = min(sequence.num_computed, len(sequence.token_ids)) // page_size
         for index in range(sequence.num_registered_pages, num_full):
             digest = sequence.chain.digest(sequence.token_ids, index)
-            sequence.pages[index] = self.prefix.register(sequence.pages[index], digest, page_index=index)
-        sequence.num_registered_pages = num_full
+            page = self.prefix.register(sequence.pages[index], digest, page_index=index)
+            sequence.pages[index] = self._table.page_table[sequence.slot, index] = page
+            sequence.num_registered_pages = index + 1
 
     def _add_token(self, sequence: Sequence, token_id: int, *, now: float) -> SequenceOutput:
         sequence.token_ids.append(token_id)
-        started_s = now if sequence.started_s is None else sequence.started_s
-        if sequence.num_generated == 1:
-            sequence.prefill_s = now - started_s
-        reason = self._finish_reason(sequence, token_id)
-        if reason is not None:
+        reason = None
+        if token_id in sequence.stop_token_ids:
+            reason = FinishReason.STOP
+        elif len(sequence.token_ids) == sequence.max_num_tokens:
+            reason = FinishReason.LENGTH
+        if reason is None:
+            self._register_pages(sequence)
+        else:
             self._end(sequence)
+        request_id, token_ids = sequence.request.request_id, (token_id,)
+        if sequence.num_generated > 1:
+            return SequenceOutput(request_id, token_ids, reason)
+        started_s = now if sequence.started_s is None else sequence.started_s
         return SequenceOutput(
-            request_id=sequence.request.request_id,
-            token_ids=(token_id,),
-            finish_reason=reason,
+            request_id,
+            token_ids,
+            reason,
             num_cached_tokens=sequence.num_cached_tokens,
             queue_s=started_s - sequence.submitted_s,
-            prefill_s=sequence.prefill_s,
+            prefill_s=now - started_s,
         )
-
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        sampling = sequence.request.sampling
-        if token_id in sampling.stop_token_ids or (token_id in self._eos_token_ids and not sampling.ignore_eos):
-            return FinishReason.STOP
-        # submit() has checked that max_tokens ends within the context.
-        return FinishReason.LENGTH if sequence.num_generated == sampling.max_tokens else None
 
     def _end(self, sequence: Sequence) -> None:
         sequence.ended = True
         del self._sequences[sequence.request.request_id]
-        if sequence in self._running:
+        if sequence.is_running:
             self._running.remove(sequence)
+            self._release(sequence)
         else:
             self._waiting.remove(sequence)
-        self._release_pages(sequence)
 
-    def _release_pages(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence) -> None:
+        self._table.give_back(sequence.slot)
         self.pool.release(sequence.pages)
+        sequence.slot = -1
         sequence.pages = []
         sequence.num_computed = 0
         sequence.num_registered_pages = 0

@@ -22,6 +22,7 @@ class Bench:
         max_prefill_chunk_tokens: int = 64,
         routing_stride: int = 1,
         max_context_tokens: int | None = None,
+        overlap: bool = True,
     ) -> None:
         self.config = EngineConfig(
             model_path="/",
@@ -34,6 +35,7 @@ class Bench:
             max_prefill_chunk_tokens=max_prefill_chunk_tokens,
             routing_stride=routing_stride,
             max_context_tokens=max_context_tokens,
+            overlap=overlap,
         )
         self.runner = FakeRunner(num_pages=self.config.num_pages, page_size=self.config.page_size)
         self.engine = Engine(self.runner, self.config, context_tokens=context_tokens, eos_token_ids=(EOS,), clock=clock)
@@ -78,13 +80,13 @@ class Bench:
 
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """One step, invariants checked; calls `meanwhile` while it runs. False when there was nothing to do."""
-        report = self.engine.step(lambda _: meanwhile())
+        report = self.engine.step(lambda *_: meanwhile())
         self.scheduler.pool.check()
         if report is None:
             return False
         for output in report.outputs:
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
-            self.cached[output.request_id] = output.num_cached_tokens
+            self.cached.setdefault(output.request_id, output.num_cached_tokens)
         assert not set(report.stored) & set(report.removed)
         self.resume_points -= set(report.removed)
         self.resume_points |= set(report.stored)

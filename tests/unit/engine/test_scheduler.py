@@ -108,7 +108,7 @@ def test_another_cache_namespace_shares_nothing() -> None:
 
 
 def test_same_step_prefix_is_not_a_hit_but_ends_on_one_page() -> None:
-    b = Bench()
+    b = Bench(overlap=False)
     b.submit("a", range(16))
     b.submit("b", range(16))
     b.step()
@@ -198,8 +198,8 @@ def test_continuation_elsewhere_gives_the_same_tokens() -> None:
     assert whole != Bench().generate(range(11), max_tokens=12, temperature=1, seed=78)
 
 
-def test_pages_of_a_chunk_that_is_not_computed_yet_are_no_hit() -> None:
-    b = Bench(max_prefill_chunk_tokens=8)
+def test_pages_of_a_chunk_that_is_not_launched_yet_are_no_hit() -> None:
+    b = Bench(max_prefill_chunk_tokens=8, overlap=False)
     b.submit("first", range(40))
     b.step()
     b.submit("second", range(40))

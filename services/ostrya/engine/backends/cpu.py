@@ -25,7 +25,7 @@ from ostrya.engine.config import EngineConfig
 from ostrya.engine.models.config import LoadedModel
 from ostrya.engine.models.llama import Llama, StepTensors
 from ostrya.engine.models.source import open_source
-from ostrya.engine.plan import Bucket, StepPlan
+from ostrya.engine.plan import Bucket, StepPlan, fed_forward
 from ostrya.errors import ConfigError
 
 T = TypeVar("T")
@@ -67,6 +67,7 @@ class CpuRunner:
         shape_PSCH = (config.num_pages, config.page_size, 2 * model.num_kv_heads, model.head_dim)
         self._kv_pages = [_lazy_zeros(shape_PSCH, dtype) for _ in range(model.num_layers)]
         self._device = device
+        self._last_tokens = np.zeros(1, np.int32)
         self._shapes: set[Bucket] = set()
         self._num_late_shapes = 0
         self._warm = False
@@ -107,7 +108,7 @@ class CpuRunner:
         # Nothing is compiled for the shape, so most of the padding need not be computed.
         num_tokens = min(plan.bucket.tokens, -(-plan.num_tokens // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE)
         step = StepTensors(
-            token_ids_T=torch.from_numpy(plan.token_ids[:num_tokens]),
+            token_ids_T=torch.from_numpy(fed_forward(plan, self._last_tokens)[:num_tokens]),
             positions_T=torch.from_numpy(plan.positions[:num_tokens]),
             slots_T=torch.from_numpy(plan.slot_mapping[:num_tokens]).long(),
             logits_index_R=torch.from_numpy(plan.logits_index),
@@ -116,8 +117,8 @@ class CpuRunner:
             plan, num_tokens=num_tokens, num_heads=self.model.config.num_heads, kv_pages_PSCH=self._kv_pages[0]
         )
         logits_RV = self.model.forward(step, self._kv_pages, attend)
-        tokens: npt.NDArray[np.int32] = sample(logits_RV, plan).int().numpy()
-        return tokens
+        self._last_tokens = sample(logits_RV, plan).int().numpy()
+        return self._last_tokens
 
 
 class CpuStep:
@@ -164,6 +165,7 @@ def _scratch_plan(bucket: Bucket, num_tokens: int) -> StepPlan:
         num_rows=1,
         num_decode_rows=int(num_tokens == 1),
         token_ids=zeros_T,
+        token_source=np.full(bucket.tokens, -1, np.int32),
         positions=zeros_T,
         slot_mapping=zeros_T,
         query_start=query_start,
