@@ -52,9 +52,9 @@ def assemble(rows: Seq[Row], *, table: RowTable, ladder: Ladder, page_size: int)
     """The plan of `rows`, in which rows of one token come first. A token that the host does not know yet was chosen by
     the step before."""
     num_rows = len(rows)
-    slots = np.array([row.sequence.slot for row in rows])
-    starts = np.array([row.start for row in rows], np.int32)
-    counts = np.array([row.num_tokens for row in rows], np.int32)
+    sequences, *columns = zip(*rows, strict=True)
+    starts, counts = (np.array(column, np.int32) for column in columns[:2])
+    slots = np.array([sequence.slot for sequence in sequences])
     kv_lens = starts + counts
     num_tokens = int(counts.sum())
     bucket = ladder.fit(rows=num_rows, tokens=num_tokens, pages=-(-int(kv_lens.max()) // page_size))
@@ -88,11 +88,13 @@ def assemble(rows: Seq[Row], *, table: RowTable, ladder: Ladder, page_size: int)
         top_k=_padded(table.top_k[slots], bucket.rows),
         top_p=_padded(table.top_p[slots], bucket.rows, fill=1),
         uniform=_padded(uniform(table.seed[slots], kv_lens), bucket.rows),
-        wants_token=_padded(np.array([row.wants_token for row in rows]), bucket.rows),
+        wants_token=_padded(np.array(columns[2]), bucket.rows),
     )
 
 
 def _padded(values: npt.NDArray[D], size: int, *, fill: float = 0) -> npt.NDArray[D]:
+    if len(values) == size:
+        return values
     out = np.full((size, *values.shape[1:]), fill, values.dtype)
     out[: len(values)] = values
     return out

@@ -13,20 +13,14 @@ import msgspec
 
 from ostrya.engine.backends.base import Runner, StepHandle
 from ostrya.engine.config import EngineConfig
-from ostrya.engine.plan import Bucket, StepPlan
-from ostrya.engine.scheduler import Scheduler
+from ostrya.engine.pacing import Pacing
+from ostrya.engine.plan import StepPlan
+from ostrya.engine.scheduler import NOMINAL_TOKENS_PER_S, Scheduler
 from ostrya.engine.types import EngineRequest, Load, RequestId, Shape, StepReport
 
-MIN_RATED_TOKENS = 16
-"""Steps that prefill fewer tokens are bound by latency and say nothing about the prefill rate."""
-RATE_MEMORY = 0.9
-"""Weight of the past in the moving average at each rated step: about the last ten count."""
 PLAN_AT_RATIO, PLAN_AHEAD_S = 0.75, 0.002
 """The next step is planned when so much of the running one has passed, and this much earlier: ten times what planning
 costs, for a machine whose cores are busy."""
-FORGET_RATIO = 1.01
-"""By so much the shortest step of its shape is forgotten with each longer one."""
-
 Wait = Callable[[StepHandle, float | None], None]
 """Returns when the step is done, or when the clock says the time given; until then it may submit and abort."""
 
@@ -71,12 +65,10 @@ class Engine:
         self._in_flight: deque[_Launched] = deque()
         self._ended_s = float("-inf")
         """When the last step that was committed ended."""
-        self._shortest_s: dict[Bucket, float] = {}
+        self._pacing = Pacing(max_inter_token_s=config.max_inter_token_s)
         self._num_steps = 0
         self._num_scheduled_tokens = 0
         self._num_padded_tokens = 0
-        self._rated_tokens = 0.0
-        self._rated_s = 0.0
 
     @property
     def running(self) -> Shape | None:
@@ -130,7 +122,7 @@ class Engine:
         shapes = self._in_flight[0] if self._in_flight else self._runner
         return msgspec.structs.replace(
             self.scheduler.load(),
-            prefill_tokens_per_s=self._rated_tokens / self._rated_s if self._rated_s else 0.0,
+            prefill_tokens_per_s=self._pacing.prefill_tokens_per_s,
             num_steps=self._num_steps,
             num_scheduled_tokens=self._num_scheduled_tokens,
             num_padded_tokens=self._num_padded_tokens,
@@ -144,7 +136,11 @@ class Engine:
 
     def _launch(self) -> bool:
         started_s = self._clock()
-        plan = self.scheduler.plan(now=started_s)
+        plan = self.scheduler.plan(
+            now=started_s,
+            prefill_limit=self._pacing.prefill_limit,
+            tokens_per_s=self._pacing.prefill_tokens_per_s or NOMINAL_TOKENS_PER_S,
+        )
         if plan is None:
             return False
         handle = self._runner.execute(plan)
@@ -155,17 +151,13 @@ class Engine:
     def _wait_to_plan(self, step: _Launched, wait: Wait) -> None:
         """Until it is time to plan the step after `step`; at once while nobody knows how long such a step takes."""
         began_s = max(step.started_s, self._ended_s)
-        expected_s = self._shortest_s.get(step.plan.bucket, 0.0)
+        expected_s = self._pacing.shortest_s(step.plan.bucket)
         plan_at_s = began_s + PLAN_AT_RATIO * expected_s - PLAN_AHEAD_S
         if plan_at_s > self._clock():
             wait(step.handle, plan_at_s)
 
     def _measure(self, plan: StepPlan, *, step_s: float) -> None:
-        self._shortest_s[plan.bucket] = min(step_s, FORGET_RATIO * self._shortest_s.get(plan.bucket, step_s))
+        self._pacing.learn(plan, step_s)
         self._num_steps += 1
         self._num_scheduled_tokens += plan.num_tokens
         self._num_padded_tokens += plan.bucket.tokens
-        num_prefilled = plan.num_tokens - plan.num_decode_rows
-        if num_prefilled >= MIN_RATED_TOKENS:
-            self._rated_tokens = RATE_MEMORY * self._rated_tokens + num_prefilled
-            self._rated_s = RATE_MEMORY * self._rated_s + step_s

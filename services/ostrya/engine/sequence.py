@@ -24,8 +24,8 @@ class Sequence:
     """It ends with that many."""
     stop_token_ids: frozenset[int]
     """It ends with any of these."""
-    rank: int
-    """Lower goes first, and is preempted last."""
+    rank: tuple[int, int]
+    """(-priority, number of arrival): lower goes first, and is preempted last."""
     submitted_s: float
     needs_host: bool = False
     """Its next row cannot be planned before the host knows its last token."""
@@ -38,6 +38,8 @@ class Sequence:
     """Tokens whose keys and values are in `pages`, or will be when the launched steps are done."""
     num_registered_pages: int = 0
     """Leading pages that the prefix cache knows."""
+    register_at: int = 0
+    """With so many tokens known and computed there is one more."""
     num_cached_tokens: int = 0
     """Prompt tokens reused at the first admission."""
     started_s: float | None = None

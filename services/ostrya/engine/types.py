@@ -38,6 +38,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     sampling: Sampling
     cache_namespace: str = ""
+    priority: int = 0
+    """Higher goes first, and is preempted last."""
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -23,6 +23,7 @@ class Bench:
         routing_stride: int = 1,
         max_context_tokens: int | None = None,
         overlap: bool = True,
+        max_inter_token_s: float = 0.0,
     ) -> None:
         self.config = EngineConfig(
             model_path="/",
@@ -36,6 +37,7 @@ class Bench:
             routing_stride=routing_stride,
             max_context_tokens=max_context_tokens,
             overlap=overlap,
+            max_inter_token_s=max_inter_token_s,
         )
         self.runner = FakeRunner(num_pages=self.config.num_pages, page_size=self.config.page_size)
         self.engine = Engine(self.runner, self.config, context_tokens=context_tokens, eos_token_ids=(EOS,), clock=clock)
@@ -59,6 +61,7 @@ class Bench:
         stop_token_ids: frozenset[int] = frozenset(),
         ignore_eos: bool = True,
         cache_namespace: str = "",
+        priority: int = 0,
     ) -> None:
         sampling = Sampling(
             temperature=temperature,
@@ -75,6 +78,7 @@ class Bench:
                 token_ids=list(token_ids),
                 sampling=sampling,
                 cache_namespace=cache_namespace,
+                priority=priority,
             )
         )
 
@@ -84,6 +88,9 @@ class Bench:
         self.scheduler.pool.check()
         if report is None:
             return False
+        last = self.runner.plans[-1]
+        assert last.num_tokens <= self.config.max_step_tokens
+        assert last.num_rows <= self.config.max_running
         for output in report.outputs:
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
             self.cached.setdefault(output.request_id, output.num_cached_tokens)

@@ -103,7 +103,8 @@ def test_random_history_keeps_every_invariant(seed: int, num_pages: int) -> None
     def submit(name: str) -> None:
         prompts[name] = [rng.randrange(2) for _ in range(rng.randrange(1, 30))]
         stop = frozenset({rng.randrange(1000) for _ in range(100)})
-        bench.submit(name, prompts[name], max_tokens=rng.randrange(1, 20), stop_token_ids=stop)
+        priority = rng.choice([0, 0, 1, -1])
+        bench.submit(name, prompts[name], max_tokens=rng.randrange(1, 20), stop_token_ids=stop, priority=priority)
 
     for turn in range(60):
         match rng.choice(["submit", "step", "step", "abort", "abort in flight", "submit in flight"]):
