@@ -25,7 +25,7 @@ define new-venv
 $(if $(call new-enough,$(1)),$(error $(refusal)))test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 endef
 
-.PHONY: serve check test test-beside test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-huge fuzz bench-engine bench-capacity golden clean
+.PHONY: serve check test test-beside test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-huge fuzz bench-engine bench-host bench-capacity golden clean
 
 serve: $(SERVING)  ## Redis, router and two workers on this machine; streams one answer
 	$(BIN)/ostrya up --workers $(WORKERS)
@@ -81,6 +81,9 @@ fuzz: $(STAMP)  ## 100,000 mutations of everything in Redis against a router's r
 
 bench-engine: $(STAMP) $(PEER)/.installed
 	$(BIN)/python -m tests.bench.engine --peer $(PEER)/bin/python
+
+bench-host: $(STAMP)  ## what a step costs the host, and how long a device waits between steps
+	$(BIN)/python -m tests.bench.host
 
 bench-capacity: $(STAMP)
 	$(BIN)/python -m tests.bench.capacity

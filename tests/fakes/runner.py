@@ -9,14 +9,15 @@ changes every token after it. `load_runner` and its relatives are factories for 
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from ostrya.engine.config import EngineConfig
-from ostrya.engine.plan import Bucket, StepPlan
+from ostrya.engine.plan import Bucket, StepPlan, fed_forward
 from ostrya.errors import ModelLoadError
 
 VOCAB_SIZE = 1000
@@ -31,22 +32,23 @@ def _mix(state: int, value: int) -> int:
 
 
 class FakeHandle:
-    """Done `step_s` after its launch."""
+    """Done at `done_s`; what the step computes is computed when somebody asks."""
 
-    def __init__(self, tokens: npt.NDArray[np.int32], *, step_s: float) -> None:
-        self._tokens = tokens
-        self._done_s = time.monotonic() + step_s
+    def __init__(self, compute: Callable[[], npt.NDArray[np.int32]], *, done_s: float) -> None:
+        self._compute = compute
+        self._done_s = done_s
 
     def done(self) -> bool:
         return time.monotonic() >= self._done_s
 
     def tokens(self) -> npt.NDArray[np.int32]:
         time.sleep(max(0.0, self._done_s - time.monotonic()))
-        return self._tokens
+        return self._compute()
 
 
 class FakeRunner:
-    """A step takes at least `step_s`."""
+    """Steps take at least `step_s`, one after another. Each is computed as late as possible and in order, so that what
+    the host changes meanwhile would be seen."""
 
     vocab_size = VOCAB_SIZE
 
@@ -56,6 +58,8 @@ class FakeRunner:
         self._slots = [UNWRITTEN] * (num_pages * page_size)
         self._warm: set[Bucket] = set()
         self._seen: set[Bucket] = set()
+        self._tokens: list[npt.NDArray[np.int32]] = []
+        self._done_s = 0.0
         self.plans: list[StepPlan] = []
         self.closed = False
 
@@ -73,17 +77,27 @@ class FakeRunner:
     def execute(self, plan: StepPlan) -> FakeHandle:
         self._seen.add(plan.bucket)
         self.plans.append(plan)
+        self._done_s = max(time.monotonic(), self._done_s) + self._step_s
+        return FakeHandle(partial(self._compute, len(self.plans) - 1), done_s=self._done_s)
+
+    def _compute(self, number: int) -> npt.NDArray[np.int32]:
+        while len(self._tokens) <= number:
+            self._tokens.append(self._run(self.plans[len(self._tokens)]))
+        return self._tokens[number]
+
+    def _run(self, plan: StepPlan) -> npt.NDArray[np.int32]:
+        token_ids = fed_forward(plan, self._tokens[-1] if self._tokens else np.zeros(1, np.int32))
         tokens = np.full(plan.bucket.rows, -7, np.int32)
         for slot in plan.slot_mapping[plan.num_tokens :].tolist():
             assert slot < self._page_size, "padding writes outside the scratch page"
         for row in range(plan.num_rows):
-            tokens[row] = self._run_row(plan, row)
-        return FakeHandle(tokens, step_s=self._step_s)
+            tokens[row] = self._run_row(plan, row, token_ids)
+        return tokens
 
     def close(self) -> None:
         self.closed = True
 
-    def _run_row(self, plan: StepPlan, row: int) -> int:
+    def _run_row(self, plan: StepPlan, row: int, token_ids: npt.NDArray[np.int32]) -> int:
         state = 0
         first, end = int(plan.query_start[row]), int(plan.query_start[row + 1])
         num_before = int(plan.kv_lens[row]) - (end - first)
@@ -96,7 +110,7 @@ class FakeRunner:
             slot = int(plan.slot_mapping[index])
             assert position == num_before + index - first
             assert slot == self._slot(plan, row, position) >= self._page_size
-            self._slots[slot] = _mix(_mix(state, int(plan.token_ids[index])), position)
+            self._slots[slot] = _mix(_mix(state, int(token_ids[index])), position)
             state = _mix(state, self._slots[slot])
         noise = int(plan.uniform[row] * 2**24) if plan.temperature[row] > 0 else 0
         return (_mix(state, noise) >> 20) % VOCAB_SIZE
@@ -171,7 +185,7 @@ class HangingRunner(FakeRunner):
 
     def execute(self, plan: StepPlan) -> FakeHandle:
         handle = super().execute(plan)
-        return handle if len(self.plans) < 30 else HangingHandle(handle.tokens(), step_s=0)
+        return handle if len(self.plans) < 30 else HangingHandle(handle.tokens, done_s=0)
 
 
 def load_hanging_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:

@@ -47,6 +47,9 @@ class EngineLoop:
         self._mailbox = mailbox
         self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step-waiter")
         self._next_heartbeat_s = 0.0
+        self._attended: StepHandle | None = None
+        self._is_done = False
+        """The attended step."""
 
     def run(self) -> Never:
         """Never returns; the reader thread ends the process when the parent closes the socket."""
@@ -59,19 +62,23 @@ class EngineLoop:
             while not self._mailbox.empty():
                 self._handle_next()
 
-    def _attend(self, handle: StepHandle) -> None:
-        """Handles messages until the step is done."""
-        self._waiter.submit(handle.tokens).add_done_callback(lambda _: self._mailbox.put(_STEP_DONE))
-        while not self._handle_next():
-            pass
+    def _attend(self, handle: StepHandle, until_s: float | None) -> None:
+        """Handles messages until the step is done, or until then."""
+        if handle is not self._attended:
+            self._attended, self._is_done = handle, False
+            self._waiter.submit(handle.tokens).add_done_callback(lambda _: self._mailbox.put(_STEP_DONE))
+        while not self._is_done and (until_s is None or time.monotonic() < until_s):
+            self._handle_next(until_s)
 
-    def _handle_next(self) -> bool:
-        """Waits for one message, or until a heartbeat is due. True when the message says that the step is done."""
+    def _handle_next(self, until_s: float | None = None) -> None:
+        """Waits for one message, until then at most; sends the heartbeat that is due."""
+        wake_s = self._next_heartbeat_s if until_s is None else min(until_s, self._next_heartbeat_s)
         try:
-            message = self._mailbox.get(timeout=max(0.0, self._next_heartbeat_s - time.monotonic()))
+            message = self._mailbox.get(timeout=max(0.0, wake_s - time.monotonic()))
         except queue.Empty:
-            self._send(StepReport(load=self._engine.load(), shape=self._engine.running))
-            return False
+            if time.monotonic() >= self._next_heartbeat_s:
+                self._send(StepReport(load=self._engine.load(), shape=self._engine.running))
+            return
         match message:
             case wire.Submit(request):
                 try:
@@ -81,7 +88,8 @@ class EngineLoop:
             case wire.Abort(request_id):
                 self._engine.abort(request_id)
                 self._next_heartbeat_s = 0.0  # the freed pages are news
-        return message is _STEP_DONE
+            case _StepDone():
+                self._is_done = True
 
     def _send(self, report: StepReport) -> None:
         self._send_message(wire.Report(report))

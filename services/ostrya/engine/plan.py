@@ -33,7 +33,9 @@ class StepPlan:
     """Rows [0, num_decode_rows) have exactly one token."""
 
     token_ids: I32
-    """[T]"""
+    """[T] 0 where token_source says where the token comes from."""
+    token_source: I32
+    """[T] -1, or the row of the step before whose sampled token stands here: fed forward on the device."""
     positions: I32
     """[T] absolute position of each token."""
     slot_mapping: I32
@@ -57,3 +59,8 @@ class StepPlan:
     """[R] in [0, 1): the noise of (seed, position), drawn on the host so that no device needs a generator."""
     wants_token: npt.NDArray[np.bool_]
     """[R] false for a chunk that does not end its prompt: its token is ignored."""
+
+
+def fed_forward(plan: StepPlan, last_tokens: I32) -> I32:
+    """token_ids [T] with the tokens [R] of the step before put where token_source asks for them."""
+    return np.where(plan.token_source < 0, plan.token_ids, last_tokens[plan.token_source])

@@ -48,8 +48,9 @@ class Runner(Protocol):
         """Compiles every bucket; afterwards a new shape is late."""
 
     def execute(self, plan: StepPlan) -> StepHandle:
-        """Launches one step and returns at once, also when it has to compile first: while this blocks, the engine is
-        silent, and an engine that is silent for seconds is killed."""
+        """Launches one step and returns at once, also while the one before runs, whose tokens plan.token_source may
+        ask for; steps run in the order of their launch. Returns at once also when it has to compile first: while this
+        blocks, the engine is silent, and an engine that is silent for seconds is killed."""
 
     def close(self) -> None:
         """Waits for launched steps and frees the device."""

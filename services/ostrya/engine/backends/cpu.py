@@ -25,7 +25,7 @@ from ostrya.engine.config import EngineConfig
 from ostrya.engine.models.decoder import forward
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.weights import read_weights
-from ostrya.engine.plan import Bucket, StepPlan
+from ostrya.engine.plan import Bucket, StepPlan, fed_forward
 from ostrya.errors import ConfigError
 
 T = TypeVar("T")
@@ -71,6 +71,7 @@ class CpuRunner:
             for size in sizes
         ]
         self._device = device
+        self._last_tokens = np.zeros(1, np.int32)
         self._shapes: set[Bucket] = set()
         self._num_late_shapes = 0
         self._warm = False
@@ -115,12 +116,12 @@ class CpuRunner:
             ops,
             self.spec,
             self._weights,
-            token_ids_T=torch.from_numpy(plan.token_ids[:num_tokens]),
+            token_ids_T=torch.from_numpy(fed_forward(plan, self._last_tokens)[:num_tokens]),
             logits_index_R=torch.from_numpy(plan.logits_index),
             kv=self._kv_pages,
         )
-        tokens: npt.NDArray[np.int32] = sample(logits_RV, plan).int().numpy()
-        return tokens
+        self._last_tokens = sample(logits_RV, plan).int().numpy()
+        return self._last_tokens
 
 
 class CpuStep:
@@ -167,6 +168,7 @@ def _scratch_plan(bucket: Bucket, num_tokens: int) -> StepPlan:
         num_rows=1,
         num_decode_rows=int(num_tokens == 1),
         token_ids=zeros_T,
+        token_source=np.full(bucket.tokens, -1, np.int32),
         positions=zeros_T,
         slot_mapping=zeros_T,
         query_start=query_start,
