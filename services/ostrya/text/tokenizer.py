@@ -5,6 +5,7 @@ Used by the router (all of it) and by a worker's command (the fingerprint). Safe
 
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -13,7 +14,9 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from ostrya.errors import ModelLoadError
-from ostrya.text.formats import JsonValue, Stored, from_directory, from_gguf
+from ostrya.text.formats import JsonValue, Stored, from_directory
+from ostrya.text.gguf_vocabulary import from_gguf
+from ostrya.text.pieces import BYTE_OF
 from ostrya.text.segments import SegmentCache
 from ostrya.text.specials import SpecialTokens
 from ostrya.text.turns import ENDS, ending_ids
@@ -193,25 +196,18 @@ def _cuts(description: dict[str, JsonValue], added: Collection[AddedToken]) -> C
     return first or (added if description["normalizer"] is None else ())
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's bytes-to-characters table, inverted: printable bytes stand for themselves, others for U+0100 and on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_alphabet()
-
-
 def _byte_level_bytes(piece: str) -> bytes:
     try:
-        return bytes(_ALPHABET[character] for character in piece)
+        return bytes(BYTE_OF[character] for character in piece)
     except KeyError:
         return piece.encode()
 
 
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
 def _fallback_bytes(piece: str) -> bytes:
     """SentencePiece's spelling: <0xE2> is a byte, U+2581 a space."""
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        return bytes([int(piece[3:5], 16)])
+    if byte := _BYTE.fullmatch(piece):
+        return bytes([int(byte[1], 16)])
     return piece.replace("▁", " ").encode()

@@ -14,6 +14,7 @@ _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 def write_gguf(
     path: Path,
     *,
+    kind: str = "gpt2",
     tokens: Sequence[str] = ORDINARY,
     control: Sequence[str] = (),
     user_defined: Collection[str] = (),
@@ -27,7 +28,7 @@ def write_gguf(
     there instead of its id."""
     everything = [*tokens, *control, *user_defined]
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model(kind)
     if pre is not None:
         writer.add_tokenizer_pre(pre)
     writer.add_token_list(everything)

@@ -185,5 +185,6 @@ def test_a_broken_directory_is_one_line(tmp_path: Path) -> None:
     assert "chat_template.jinja cannot be read" in refusal(folder)
     (folder / "generation_config.json").write_text("[" * 100_000)
     assert re.search(r"generation_config\.json is not JSON", refusal(folder))
+    (folder / "generation_config.json").unlink()
     (folder / "tokenizer.json").unlink()
     assert "tokenizer.json cannot be used" in refusal(folder)

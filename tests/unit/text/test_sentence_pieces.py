@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ostrya.errors import ModelLoadError
 from ostrya.text.detokenize import Detokenizer
 from ostrya.text.tokenizer import Tokenizer, load_tokenizer
-from tests.unit.text.files import write_sentence_pieces
+from tests.unit.text.files import write_gguf, write_sentence_pieces
 
 USER_DEFINED = ("▁▁", "▁▁▁", "<b>", "\n", "\n\n")
 
@@ -150,6 +150,32 @@ def test_a_prompt_begins_with_the_begin_of_sequence(gemma: Tokenizer) -> None:
     assert gemma.encode("a")[0] == 1
     assert gemma.encode("<s>a")[:2] == gemma.encode("a")[:2]
     assert gemma.eos_token_ids == (2,)
+
+
+def test_a_directory_in_this_spelling_gives_the_same_ids(gemma: Tokenizer, prefixed: Tokenizer, tmp_path: Path) -> None:
+    """Gemma's tokenizer.json is such a one: BPE with bytes for unknown characters."""
+    for number, tokenizer in enumerate((gemma, prefixed)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text(tokenizer._backend.to_str())
+        other = load_tokenizer(folder)
+        assert other.fingerprint == tokenizer.fingerprint
+        text = "<s>the  banana\n\n日<b> </s>über" * 3
+        ids = tokenizer.encode(text, add_prefix=False)
+        assert other.encode(text) == ids
+        assert other.decode(ids) == tokenizer.decode(ids) == streamed(other, ids)
+
+
+def test_gemma_4_has_merges_in_the_same_spelling(tmp_path: Path) -> None:
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = ["▁", "a", "b", "\n", "\n\n", "▁a", "ab", "▁ab", "a\n", *bytes_]
+    merges = ["a b", "▁ ab", "▁ a", "\n \n", "a \n"]
+    path = write_gguf(tmp_path / "m.gguf", kind="gemma4", tokens=tokens, control=("<|turn>",), pre=None, merges=merges)
+    tokenizer = load_tokenizer(path)
+    text = "ab ab a\n\n<|turn>日"
+    spelled = [f"<0x{byte:02X}>" for byte in "日".encode()]
+    assert tokens_of(tokenizer, text) == ["ab", "▁ab", "▁a", "\n\n", "<|turn>", *spelled]
+    assert tokenizer.decode(tokenizer.encode(text)) == "ab ab a\n\n日"
 
 
 def test_without_bytes_an_unknown_character_is_the_unknown_token(tmp_path: Path) -> None:

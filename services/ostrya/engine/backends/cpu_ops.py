@@ -42,7 +42,6 @@ class RmsNorm:
         self._floor = torch.tensor((size * eps) ** 0.5)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.float()
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return torch.div(x, torch.hypot(length, self._floor)).mul_(self._weight)
 
@@ -93,7 +92,9 @@ class CpuOps:
     def rotate(self, qkv_TXH: torch.Tensor, mixer: Attention, norm: Norm | None) -> torch.Tensor:
         num_heads = mixer.sizes.num_heads + mixer.sizes.num_kv_heads
         qk_TCH = qkv_TXH.narrow(1, 0, num_heads)
-        exact_TCH = qk_TCH.float() if norm is None else norm(qk_TCH)
+        exact_TCH = qk_TCH.float()
+        if norm is not None:
+            exact_TCH = norm(exact_TCH)
         pairs_TCh2 = exact_TCH.view(len(exact_TCH), num_heads, -1, 2)
         torch.view_as_complex(pairs_TCh2).mul_(self._rotations_T1h[self._index_of[id(mixer)]])
         if exact_TCH is not qk_TCH:
@@ -104,8 +105,8 @@ class CpuOps:
         self, qkv_TXH: torch.Tensor, mixer: Attention, kv_pages_PSCH: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = mixer.sizes
-        q_size, kv_size = sizes.num_heads * sizes.head_dim, 2 * sizes.num_kv_heads * sizes.head_dim
-        kv_pages_PSCH.view(-1, kv_size).index_copy_(0, self._slots_T, qkv_TXH.flatten(1).narrow(1, q_size, kv_size))
+        kv_TCH = qkv_TXH.narrow(1, sizes.num_heads, 2 * sizes.num_kv_heads)
+        kv_pages_PSCH.view(-1, 2 * sizes.num_kv_heads, sizes.head_dim).index_copy_(0, self._slots_T, kv_TCH)
         attention = self._attention[self._index_of[id(mixer)]]
         return attention(qkv_TXH.narrow(1, 0, sizes.num_heads), kv_pages_PSCH), kv_pages_PSCH
 

@@ -94,4 +94,4 @@ def _attention(
 
 
 def _normed(norm: Norm | None, y_TD: torch.Tensor) -> torch.Tensor:
-    return y_TD if norm is None else norm(y_TD)
+    return y_TD if norm is None else norm(y_TD.float())

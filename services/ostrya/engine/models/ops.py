@@ -15,7 +15,7 @@ from ostrya.engine.models.spec import Activation, Attention
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """x_TI of any float dtype -> y_TO in the dtype of the weights."""
 Norm = Callable[[torch.Tensor], torch.Tensor]
-"""Root-mean-square norm over the last dimension, float32 whatever comes in: x * weight / sqrt(mean(x^2) + eps)."""
+"""Root-mean-square norm over the last dimension, float32 to float32: x * weight / sqrt(mean(x^2) + eps)."""
 Embedding = Callable[[torch.Tensor], torch.Tensor]
 """token_ids_T -> x_TD in float32."""
 

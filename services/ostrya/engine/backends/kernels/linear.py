@@ -37,12 +37,13 @@ class _Pointwise(Protocol):
 def make_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> Linear:
     """x_TI -> x_TI @ weight_OI.T + bias_O; keeps only the reordered copy of the weight."""
     dtype = weight_OI.dtype
+    # To ask for a dtype that is already there takes an operator's time.
     if not has_onednn():
-        return lambda x_TI: F.linear(x_TI.to(dtype), weight_OI, bias_O)
+        return lambda x_TI: F.linear(x_TI if x_TI.dtype is dtype else x_TI.to(dtype), weight_OI, bias_O)
     reorder = cast("_Reorder", torch.ops.mkldnn._reorder_linear_weight)
     multiply = cast("_Pointwise", torch.ops.mkldnn._linear_pointwise)
     packed = reorder(weight_OI, _ROWS_HINT)
-    return lambda x_TI: multiply(x_TI.to(dtype), packed, bias_O, "none", [], "")
+    return lambda x_TI: multiply(x_TI if x_TI.dtype is dtype else x_TI.to(dtype), packed, bias_O, "none", [], "")
 
 
 def has_onednn() -> bool:
