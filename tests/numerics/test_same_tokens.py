@@ -24,7 +24,8 @@ from ostrya.engine.types import EngineRequest, Load, RequestId, Sampling
 from ostrya.errors import ModelLoadError
 from ostrya.text.source import resolve_model
 
-NUM_NEW = 20
+NUM_NEW = 16
+"""A page: every answer goes on into one more."""
 CONTEXT_TOKENS = 512
 NUM_PAGES = 512
 
@@ -115,7 +116,7 @@ def test_no_call_of_these_prompts_is_close() -> None:
 
 @pytest.mark.parametrize("chunk", [16, 512])
 def test_alone_cold_then_hit_gives_the_golden_tokens(stack: Stack, chunk: int) -> None:
-    index = 0  # 269 tokens
+    index = 2  # 71 tokens; the batch has one of 269
     engine = stack.engine(chunk=chunk)
     loads: list[Load] = []
     for _ in ("cold", "hit"):
@@ -155,7 +156,7 @@ def test_preempted_requests_give_the_golden_tokens(stack: Stack) -> None:
     num_pages=st.integers(24, 60),
     overlap=st.booleans(),
 )
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 def test_any_arrivals_chunks_and_pool_give_the_golden_tokens(
     stack: Stack, arrivals: list[tuple[int, int]], chunk: int, num_pages: int, overlap: bool
 ) -> None:

@@ -4,9 +4,10 @@ Both become a `tokenizers` backend and what goes with it. Called by tokenizer.py
 """
 
 import json
+import logging
 import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -17,10 +18,15 @@ from ostrya.errors import ModelLoadError
 from ostrya.gguf_header import Metadata, Value, read_first
 from ostrya.text.pre_tokenizers import pre_tokenizer
 
+log = logging.getLogger(__name__)
+
 JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | int | float | bool | None
 
-_CONTROL, _USER_DEFINED = 3, 4
-"""GGUF token types: a special token, and a plain one that is matched before the text is split."""
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+"""GGUF token types: an ordinary one, a special token, and a plain one that is matched before the text is split."""
+_BRACKETED = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+_BARRED = re.compile(r"<([|\uff5c]).+\1>|\[\|.+\|\]")
+"""How only control tokens are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +44,9 @@ class Stored:
     eos_token: str
 
 
-def from_gguf(path: Path) -> Stored:
+def from_gguf(path: Path, *, known: Set[str]) -> Stored:
     """The tokenizer inside a GGUF file, or in the first part of a split one. ModelLoadError if it has none, one of
-    another kind, or one whose numbers cannot be."""
+    another kind, or one whose numbers cannot be. `known` are special tokens of files without types."""
     keys = _Keys(path, read_first(path).metadata)
     kind = keys.text("tokenizer.ggml.model")
     if kind != "gpt2":
@@ -54,8 +60,13 @@ def from_gguf(path: Path) -> Stored:
     backend.decoder = decoders.ByteLevel()
     if pre.nfc:
         backend.normalizer = normalizers.NFC()
-    _mark_special(backend, tokens, keys.token_types(len(tokens)))
     bos, eos, eot, eom = (keys.token_id(name, len(tokens)) for name in ("bos", "eos", "eot", "eom"))
+    types = keys.token_types(len(tokens))
+    if not types:
+        types = _guessed_types(tokens, merges, named={bos, eos, eot, eom}, known=known)
+        fields = {"path": str(path), "num_control": types.count(_CONTROL)}
+        log.warning("GGUF without token types; special tokens are known by their text", extra={"fields": fields})
+    _mark_special(backend, tokens, types)
     add_bos = keys.flag("tokenizer.ggml.add_bos_token", pre.add_bos)
     return Stored(
         backend=backend,
@@ -131,6 +142,23 @@ def _bpe(path: Path, tokens: list[str], merges: list[tuple[str, ...]], *, ignore
         return Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))  # type: ignore[arg-type]
     except Exception as error:  # the library raises bare Exception for a merge of tokens that do not exist
         raise ModelLoadError(f"{path}: its merges do not fit its tokens: {str(error)[:200]!r}") from error
+
+
+def _guessed_types(
+    tokens: list[str], merges: list[tuple[str, ...]], *, named: Set[int | None], known: Set[str]
+) -> list[Value]:
+    """For a file that has none. Only what no merge makes was added to a vocabulary: of that what the file names, what
+    is known and what bars enclose is control; what stands in other brackets ("<think>") stays visible in a text."""
+    made = {"".join(merge) for merge in merges}
+
+    def guessed(token_id: int, token: str) -> int:
+        if token_id in named:
+            return _CONTROL
+        if token in made or not _BRACKETED.fullmatch(token):
+            return _NORMAL
+        return _CONTROL if token in known or _BARRED.fullmatch(token) else _USER_DEFINED
+
+    return [guessed(token_id, token) for token_id, token in enumerate(tokens)]
 
 
 def _mark_special(backend: Tokenizer, tokens: list[str], types: list[Value]) -> None:

@@ -16,7 +16,7 @@ from ostrya.errors import ModelLoadError
 from ostrya.text.formats import JsonValue, Stored, from_directory, from_gguf
 from ostrya.text.segments import SegmentCache
 from ostrya.text.specials import SpecialTokens
-from ostrya.text.turns import ending_ids
+from ostrya.text.turns import ENDS, ending_ids
 
 _SLICE_CHARS, _OVERLAP_CHARS = 1 << 14, 1 << 10
 """A long text is looked at in slices, which go over one another by more than a special token is long."""
@@ -27,7 +27,7 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 
     ModelLoadError if it cannot be read or is of an unsupported kind.
     """
-    return Tokenizer(from_directory(path) if path.is_dir() else from_gguf(path))
+    return Tokenizer(from_directory(path) if path.is_dir() else from_gguf(path, known=ENDS))
 
 
 class Tokenizer:
