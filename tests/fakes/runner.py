@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostrya.engine.config import EngineConfig
-from ostrya.engine.plan import Bucket, StepPlan
+from ostrya.engine.plan import Bucket, Scores, StepPlan
 from ostrya.errors import ModelLoadError
 
 VOCAB_SIZE = 1000
@@ -43,6 +43,9 @@ class FakeHandle:
     def tokens(self) -> npt.NDArray[np.int32]:
         time.sleep(max(0.0, self._done_s - time.monotonic()))
         return self._tokens
+
+    def scores(self) -> Scores | None:
+        return None
 
 
 class FakeRunner:

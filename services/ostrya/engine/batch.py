@@ -1,12 +1,14 @@
 """Rows to a padded StepPlan: array filling and nothing else. Called by the scheduler."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import numpy as np
 
+from ostrya.engine import scoring
 from ostrya.engine.buckets import Ladder
 from ostrya.engine.noise import uniform
-from ostrya.engine.plan import StepPlan
+from ostrya.engine.plan import F32, I32, Entries, Processors, StepPlan
 from ostrya.engine.sequence import Row
 
 
@@ -34,6 +36,8 @@ def assemble(rows: Seq[Row], *, ladder: Ladder, page_size: int) -> StepPlan:
         top_p=np.ones(bucket.rows, np.float32),
         uniform=np.zeros(bucket.rows, np.float32),
         wants_token=np.zeros(bucket.rows, np.bool_),
+        processors=_processors(rows, num_rows=bucket.rows),
+        scoring=scoring.wanted(rows),
     )
     first = 0
     for index, row in enumerate(rows):
@@ -71,3 +75,42 @@ def _fill_sampling(plan: StepPlan, row: Row, *, index: int) -> None:
     plan.wants_token[index] = row.wants_token
     if row.wants_token and sampling.temperature > 0:
         plan.uniform[index] = uniform(sampling.seed, len(row.sequence.token_ids))
+
+
+def _processors(rows: Seq[Row], *, num_rows: int) -> Processors | None:
+    asking = [
+        (index, row.sequence, row.sequence.processors)
+        for index, row in enumerate(rows)
+        if row.sequence.processors is not None and row.wants_token
+    ]
+    if not asking:
+        return None
+    processors = Processors(
+        bias=_entries(
+            (index, one.bias(sequence.token_ids, num_generated=sequence.num_generated))
+            for index, sequence, one in asking
+        ),
+        seen=_entries((index, one.seen()) for index, _, one in asking),
+        repetition_penalty=np.ones(num_rows, np.float32),
+        presence_penalty=np.zeros(num_rows, np.float32),
+        frequency_penalty=np.zeros(num_rows, np.float32),
+        min_p=np.zeros(num_rows, np.float32),
+        typical_p=np.ones(num_rows, np.float32),
+    )
+    for index, _, one in asking:
+        processors.repetition_penalty[index] = one.sampling.repetition_penalty
+        processors.presence_penalty[index] = one.sampling.presence_penalty
+        processors.frequency_penalty[index] = one.sampling.frequency_penalty
+        processors.min_p[index] = one.sampling.min_p
+        processors.typical_p[index] = one.sampling.typical_p
+    return processors
+
+
+def _entries(of_rows: Iterable[tuple[int, tuple[I32, F32]]]) -> Entries:
+    rows, parts = zip(*of_rows, strict=True)
+    tokens, values = zip(*parts, strict=True)
+    return Entries(
+        row=np.repeat(np.array(rows, np.int32), [len(part) for part in tokens]),
+        token=np.concatenate(tokens),
+        value=np.concatenate(values),
+    )

@@ -5,10 +5,11 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
+from ostrya.engine import scoring
 from ostrya.engine.backends.base import Runner, StepHandle
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import StepPlan
-from ostrya.engine.scheduler import Scheduler
+from ostrya.engine.scheduler import NO_SCORES, Scheduler
 from ostrya.engine.types import EngineRequest, Load, RequestId, Shape, StepReport
 
 MIN_RATED_TOKENS = 16
@@ -69,7 +70,10 @@ class Engine:
         tokens = handle.tokens()
         self.running = None
         ended_s = self._clock()
-        outputs = self.scheduler.commit(tokens, now=ended_s)
+        scores = handle.scores()
+        outputs = self.scheduler.commit(
+            tokens, now=ended_s, scores=NO_SCORES if scores is None else scoring.by_row(plan, scores)
+        )
         self._measure(plan, step_s=ended_s - started_s)
         events = self.scheduler.take_events()
         return StepReport(

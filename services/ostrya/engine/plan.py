@@ -23,6 +23,61 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Entries:
+    """Numbers for single tokens of single rows: [N] each, not padded (a backend with fixed shapes pads them)."""
+
+    row: I32
+    token: I32
+    value: F32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processors:
+    """What changes logits and weights besides temperature, top_k and top_p; kernels/sampling.py says in which order."""
+
+    bias: Entries
+    """Added to logits; -inf forbids the token."""
+    seen: Entries
+    """The tokens that penalties are about, each once a row; value: how often the output has it, 0 = only the prompt."""
+    repetition_penalty: F32
+    """[R] 1 = none."""
+    presence_penalty: F32
+    """[R] 0 = none."""
+    frequency_penalty: F32
+    """[R] 0 = none."""
+    min_p: F32
+    """[R] 0 = none."""
+    typical_p: F32
+    """[R] 1 = none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """Tokens whose log probabilities are wanted: first those that rows of this step choose, then prompt tokens."""
+
+    row: I32
+    """[N] rows whose own token is scored."""
+    index: I32
+    """[M] in [0, T): after which token ..."""
+    target: I32
+    """[M] ... this one stands."""
+    num_top: I32
+    """[N + M] how many of the likeliest tokens are wanted beside each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """The answer to a Scoring: N + M tokens in its order, K = the largest num_top."""
+
+    logprob: F32
+    """[N + M]"""
+    top_ids: I32
+    """[N + M, K] likeliest first."""
+    top_logprobs: F32
+    """[N + M, K]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """T = bucket.tokens, R = bucket.rows, P = bucket.pages. The first num_tokens / num_rows entries are real."""
 
@@ -57,3 +112,8 @@ class StepPlan:
     """[R] in [0, 1): the noise of (seed, position), drawn on the host so that no device needs a generator."""
     wants_token: npt.NDArray[np.bool_]
     """[R] false for a chunk that does not end its prompt: its token is ignored."""
+
+    processors: Processors | None = None
+    """None: no row wants any."""
+    scoring: Scoring | None = None
+    """None: no row wants any."""

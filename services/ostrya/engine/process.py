@@ -40,8 +40,8 @@ class _Stream:
         self._changed = asyncio.Event()
 
     def put(self, output: SequenceOutput) -> None:
-        before = self._pending.token_ids if self._pending is not None else ()
-        self._pending = msgspec.structs.replace(output, token_ids=before + output.token_ids)
+        before = self._pending
+        self._pending = output if before is None else _merged(before, output)
         self._changed.set()
 
     def fail(self, error: OstryaError) -> None:
@@ -57,6 +57,15 @@ class _Stream:
             await self._changed.wait()
         output, self._pending = self._pending, None
         return output
+
+
+def _merged(before: SequenceOutput, output: SequenceOutput) -> SequenceOutput:
+    return msgspec.structs.replace(
+        output,
+        token_ids=before.token_ids + output.token_ids,
+        scores=before.scores + output.scores,
+        prompt_scores=before.prompt_scores,
+    )
 
 
 class EngineProcess:

@@ -7,7 +7,8 @@ while a step still writes them are safe.
 
 from array import array
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,15 @@ from ostrya.engine.config import EngineConfig
 from ostrya.engine.kv.pool import PagePool
 from ostrya.engine.kv.prefix import Chain, Events, PrefixCache
 from ostrya.engine.plan import StepPlan
+from ostrya.engine.processors import RowProcessors
+from ostrya.engine.scoring import RowScores
 from ostrya.engine.sequence import Row, Sequence
-from ostrya.engine.types import EngineRequest, FinishReason, Load, RequestId, SequenceOutput
+from ostrya.engine.types import EngineRequest, FinishReason, Load, RequestId, SequenceOutput, TokenScore
 from ostrya.errors import InvalidRequest
 from ostrya.prefix import chain
+
+NO_SCORES: Mapping[int, RowScores] = MappingProxyType({})
+NO_ROW_SCORES = RowScores()
 
 
 class Scheduler:
@@ -70,6 +76,7 @@ class Scheduler:
             chain=Chain(root, page_size=self._config.page_size),
             token_ids=array("I", request.token_ids),
             submitted_s=now,
+            processors=RowProcessors.of(request, eos_token_ids=self._eos_token_ids),
         )
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)
@@ -103,19 +110,24 @@ class Scheduler:
         self._in_flight = rows
         return assemble(rows, ladder=self.ladder, page_size=self._config.page_size)
 
-    def commit(self, tokens: npt.NDArray[np.int32], *, now: float) -> list[SequenceOutput]:
-        """Takes in the tokens [R] of the planned step. Rows whose sequence was aborted meanwhile are ignored."""
+    def commit(
+        self, tokens: npt.NDArray[np.int32], *, now: float, scores: Mapping[int, RowScores] = NO_SCORES
+    ) -> list[SequenceOutput]:
+        """Takes in the tokens [R] of the planned step, and scores by row. Rows whose sequence was aborted meanwhile are
+        ignored."""
         assert self._in_flight is not None, "no step is in flight"
         rows, self._in_flight = self._in_flight, None
         outputs = []
-        for row, token_id in zip(rows, tokens.tolist(), strict=False):  # tokens has padding rows
+        for number, (row, token_id) in enumerate(zip(rows, tokens.tolist(), strict=False)):  # tokens has padding rows
             if row.sequence.ended:
                 continue
             wants_token = row.wants_token
             row.sequence.num_computed += row.num_tokens
             self._register_pages(row.sequence)
+            scored = scores.get(number, NO_ROW_SCORES)
+            row.sequence.prompt_scores += scored.prompt
             if wants_token:
-                outputs.append(self._add_token(row.sequence, token_id, now=now))
+                outputs.append(self._add_token(row.sequence, token_id, scored.own, now=now))
         return outputs
 
     def take_events(self) -> Events:
@@ -168,7 +180,8 @@ class Scheduler:
         sequence, page_size = self._waiting[0], self._config.page_size
         num_tokens = len(sequence.token_ids)
         # A hit never covers the last token: its logits are needed.
-        digests = sequence.chain.digests(sequence.token_ids, num_pages=(num_tokens - 1) // page_size)
+        num_pages = 0 if sequence.num_unscored > 0 else (num_tokens - 1) // page_size
+        digests = sequence.chain.digests(sequence.token_ids, num_pages=num_pages)
         cached = self.prefix.match(digests)
         num_new = -(-num_tokens // page_size) - len(cached)
         if num_new > self.pool.num_available - sum(self.pool.is_reusable(page) for page in cached):
@@ -192,8 +205,10 @@ class Scheduler:
             sequence.pages[index] = self.prefix.register(sequence.pages[index], digest, page_index=index)
         sequence.num_registered_pages = num_full
 
-    def _add_token(self, sequence: Sequence, token_id: int, *, now: float) -> SequenceOutput:
+    def _add_token(self, sequence: Sequence, token_id: int, score: TokenScore | None, *, now: float) -> SequenceOutput:
         sequence.token_ids.append(token_id)
+        if sequence.processors is not None:
+            sequence.processors.add(token_id)
         started_s = now if sequence.started_s is None else sequence.started_s
         if sequence.num_generated == 1:
             sequence.prefill_s = now - started_s
@@ -207,6 +222,8 @@ class Scheduler:
             num_cached_tokens=sequence.num_cached_tokens,
             queue_s=started_s - sequence.submitted_s,
             prefill_s=sequence.prefill_s,
+            scores=() if score is None else (score,),
+            prompt_scores=tuple(sequence.prompt_scores) if sequence.num_generated == 1 else (),
         )
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from ostrya.engine.kv.pool import PageId
 from ostrya.engine.kv.prefix import Chain
-from ostrya.engine.types import EngineRequest
+from ostrya.engine.processors import RowProcessors
+from ostrya.engine.types import EngineRequest, TokenScore
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -28,12 +29,23 @@ class Sequence:
     """Launch of the first step that had it."""
     prefill_s: float = 0.0
     """From that to the first token; 0 until there is one."""
+    processors: RowProcessors | None = None
+    """None: it wants none."""
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    """Of the tokens after the prompt's first, as far as they are computed and wanted."""
     ended: bool = False
     """Finished or aborted: a commit of a step that still has it leaves it alone."""
 
     @property
     def num_prompt(self) -> int:
         return len(self.request.token_ids)
+
+    @property
+    def num_unscored(self) -> int:
+        """Prompt tokens whose scores are wanted and not yet there: they cannot come from a cache."""
+        if self.request.sampling.num_prompt_top is None:
+            return 0
+        return self.num_prompt - self.request.num_output_tokens - 1 - len(self.prompt_scores)
 
     @property
     def num_generated(self) -> int:

@@ -29,6 +29,20 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that never come to stand in the output."""
+    min_tokens: int = 0
+    """Before so many nothing but max_tokens ends the output."""
+    num_top: int | None = None
+    """Log probabilities of the output, with so many of the likeliest tokens beside each; None: none."""
+    num_prompt_top: int | None = None
+    """The same of the prompt."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +52,18 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     sampling: Sampling
     cache_namespace: str = ""
+    num_output_tokens: int = 0
+    """Of the last token_ids: output that another engine has made; the rest is the prompt."""
+
+
+class TokenScore(msgspec.Struct, frozen=True, array_like=True):
+    """What the model gave one token, before any processor."""
+
+    logprob: float
+    """Natural logarithm."""
+    top_ids: tuple[int, ...] = ()
+    """Likeliest first."""
+    top_logprobs: tuple[float, ...] = ()
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +79,10 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True):
     """From submit to the first step that had it."""
     prefill_s: float = 0.0
     """From that step to the first token; 0 until there is one."""
+    scores: tuple[TokenScore, ...] = ()
+    """One for each of token_ids, if asked for."""
+    prompt_scores: tuple[TokenScore, ...] = ()
+    """With the first token, if asked for: one for each prompt token but the first."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
