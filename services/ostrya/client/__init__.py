@@ -5,7 +5,7 @@ request on the server. Built on the stubs in ostrya.api; knows nothing of router
 """
 
 from ostrya.client.aio import AsyncClient, AsyncStream
-from ostrya.client.answer import Chunk, FinishReason, Usage
+from ostrya.client.answer import Chunk, FinishReason, TokenLogprobs, Usage
 from ostrya.client.request import GenerateOptions, Message
 from ostrya.client.sync import Client, Stream
 
@@ -18,5 +18,6 @@ __all__ = [
     "GenerateOptions",
     "Message",
     "Stream",
+    "TokenLogprobs",
     "Usage",
 ]

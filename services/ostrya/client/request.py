@@ -43,6 +43,17 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    bad_words: Sequence[str]
+    min_tokens: int
+    n: int
+    logprobs: int
+    prompt_logprobs: int
     continue_final_message: bool
 
 
@@ -57,16 +68,9 @@ def generate_request(
     if unknown := options.keys() - known.keys():
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     stop = options.get("stop")
+    fields = common_pb2.SamplingParams.DESCRIPTOR.fields_by_name
     sampling = made(
-        common_pb2.SamplingParams,
-        "sampling.",
-        temperature=options.get("temperature"),
-        top_k=options.get("top_k"),
-        top_p=options.get("top_p"),
-        seed=options.get("seed"),
-        max_tokens=options.get("max_tokens"),
-        stop_token_ids=options.get("stop_token_ids"),
-        ignore_eos=options.get("ignore_eos"),
+        common_pb2.SamplingParams, "sampling.", **{name: value for name, value in options.items() if name in fields}
     )
     return made(
         inference_pb2.GenerateRequest,
@@ -77,6 +81,8 @@ def generate_request(
         token_ids=token_ids,
         stop=[stop] if isinstance(stop, str) else stop,
         continue_final_message=options.get("continue_final_message"),
+        bad_words=options.get("bad_words"),
+        n=options.get("n"),
         sampling=sampling,
     )
 
@@ -110,6 +116,10 @@ def made(kind: type[M], where: str = "", /, **fields: object) -> M:
 
 def _refusal(kind: type[ProtoMessage], where: str, name: str, value: object) -> InvalidRequest:
     field = kind.DESCRIPTOR.fields_by_name[name]
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        entry = field.message_type.fields_by_name
+        allowed = f"from {_ALLOWED[entry['key'].cpp_type]} to {_ALLOWED[entry['value'].cpp_type]}"
+        return InvalidRequest(where + name, _shown(value, allowed), f"a dictionary {allowed}")
     allowed = _ALLOWED[field.cpp_type]
     if not field.is_repeated:
         return InvalidRequest(where + name, _shown(value, allowed), allowed)

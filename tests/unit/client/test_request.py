@@ -17,6 +17,15 @@ SECRET = "the secret plan"
         ({"max_tokens": 10**10}, "sampling.max_tokens is 10000000000; allowed: an integer from 0 to 2147483647"),
         ({"max_tokens": "ten"}, "sampling.max_tokens is 'ten'; allowed: an integer from 0 to 2147483647"),
         ({"temperature": "hot"}, "sampling.temperature is 'hot'; allowed: a number"),
+        (
+            {"logit_bias": {5: "much"}},
+            "sampling.logit_bias is {5: 'much'}; "
+            "allowed: a dictionary from an integer from 0 to 4294967295 to a number",
+        ),
+        (
+            {"logit_bias": 5},
+            "sampling.logit_bias is 5; allowed: a dictionary from an integer from 0 to 4294967295 to a number",
+        ),
         ({"ignore_eos": "yes"}, "sampling.ignore_eos is 'yes'; allowed: true or false"),
         ({"stop_token_ids": [1, -2]}, "sampling.stop_token_ids[1] is -2; allowed: an integer from 0 to 4294967295"),
         ({"stop": ["a", SECRET + "\udcff"]}, "stop[1] is not valid UTF-8; allowed: valid UTF-8 text"),
