@@ -2,7 +2,7 @@
 
 Each KV slot holds a hash of the token, its position and all slots before it, as they were read through the row's own
 page table when the token was computed. So a wrong page, a page that was overwritten, or one that was not written yet
-changes every token after it. `load_runner` and its relatives are factories for the engine process
+changes every token after it. Masks of grammars are kept. `load_runner` and its relatives are factories for the engine process
 ("tests.fakes.runner:load_runner").
 """
 
@@ -81,6 +81,10 @@ class FakeRunner:
             assert slot < self._page_size, "padding writes outside the scratch page"
         for row in range(plan.num_rows):
             tokens[row] = self._run_row(plan, row)
+        if plan.processors is not None and (mask := plan.processors.mask) is not None:
+            for row, words in zip(mask.row.tolist(), mask.words, strict=True):
+                allowed = np.unpackbits(words.view(np.uint8), bitorder="little").nonzero()[0]
+                tokens[row] = allowed[tokens[row] % len(allowed)]
         return FakeHandle(tokens, step_s=self._step_s)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
@@ -62,6 +63,36 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token_id), float(value)
     except ValueError:
         fail(f"--logit-bias is {text!r}; allowed: TOKEN_ID=VALUE, as in 42=-3.5", USAGE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """The form of an answer; at most one."""
+
+    json_schema: str | None = None
+    """A JSON schema, or @FILE with one."""
+    regex: str | None = None
+    """An expression that the whole answer matches, or @FILE."""
+    choice: tuple[str, ...] = ()
+    """One of these; may be given again."""
+    lark: str | None = None
+    """A Lark grammar with a rule `start`, or @FILE."""
+
+    def options(self) -> "GenerateOptions":
+        """For the client."""
+        given = {name: _text(name, value) for name, value in asdict(self).items() if value}
+        if len(given) > 1:
+            fail(f"--{' and --'.join(given).replace('_', '-')} cannot go together", USAGE)
+        return cast("GenerateOptions", {"structured": given} if given else {})
+
+
+def _text(name: str, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    if isinstance(value, tuple) or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        fail(f"--{name.replace('_', '-')} {value}: {error}", USAGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from ostrya.cli.answering import Choices, Sampling
+from ostrya.cli.answering import Choices, Form, Sampling
 from ostrya.cli.options import build, takes
 from ostrya.cli.report import DEFAULT_TARGET, USAGE, Target, fail, reported
 
 
-@takes(Sampling, Choices, environment=False)
+@takes(Sampling, Form, Choices, environment=False)
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
     target: Target = DEFAULT_TARGET,
@@ -37,7 +37,7 @@ def generate(
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": text})
     choices = build(Choices, values).options()
-    options = build(Sampling, values).options() | choices
+    options = build(Sampling, values).options() | build(Form, values).options() | choices
     if begin_with:
         messages.append({"role": "assistant", "content": begin_with})
         options["continue_final_message"] = True

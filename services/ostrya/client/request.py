@@ -1,6 +1,7 @@
 """Python arguments to request messages. Only what a message cannot hold is refused here; the server says what else is
 wrong, and a copy of its rules would drift."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, TypedDict, TypeVar
 
@@ -30,6 +31,16 @@ _ALLOWED = {
 _MAX_SHOWN = 64
 
 
+class StructuredOutput(TypedDict, total=False):
+    """The form of an answer: exactly one of these."""
+
+    json_schema: str | Mapping[str, object] | bool
+    regex: str
+    choice: Sequence[str]
+    lark: str
+    """An EBNF grammar with a rule `start`."""
+
+
 class GenerateOptions(TypedDict, total=False):
     """How to answer. What is absent takes the server's default; absent is not zero."""
 
@@ -54,6 +65,7 @@ class GenerateOptions(TypedDict, total=False):
     n: int
     logprobs: int
     prompt_logprobs: int
+    structured: StructuredOutput
     continue_final_message: bool
 
 
@@ -69,9 +81,10 @@ def generate_request(
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     stop = options.get("stop")
     fields = common_pb2.SamplingParams.DESCRIPTOR.fields_by_name
-    sampling = made(
-        common_pb2.SamplingParams, "sampling.", **{name: value for name, value in options.items() if name in fields}
-    )
+    given: dict[str, object] = {name: value for name, value in options.items() if name in fields}
+    if (structured := options.get("structured")) is not None:
+        given["structured"] = _structured(structured)
+    sampling = made(common_pb2.SamplingParams, "sampling.", **given)
     return made(
         inference_pb2.GenerateRequest,
         request_id=options.get("request_id"),
@@ -85,6 +98,21 @@ def generate_request(
         n=options.get("n"),
         sampling=sampling,
     )
+
+
+def _structured(structured: StructuredOutput) -> common_pb2.StructuredOutput:
+    where = "sampling.structured"
+    known = StructuredOutput.__annotations__
+    if not isinstance(structured, Mapping) or structured.keys() - known.keys():
+        raise InvalidRequest(where, _type(structured), f"a dictionary with one of {', '.join(known)}")
+    schema = structured.get("json_schema")
+    fields: dict[str, object] = {**structured}
+    if schema is not None and not isinstance(schema, str):
+        try:
+            fields["json_schema"] = json.dumps(schema)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{where}.json_schema", _type(schema), "what JSON can hold") from error
+    return made(common_pb2.StructuredOutput, f"{where}.", **fields)
 
 
 def chat_messages(messages: Sequence[Message] | None) -> list[inference_pb2.ChatMessage]:

@@ -8,7 +8,8 @@ import numpy as np
 from ostrya.engine import scoring
 from ostrya.engine.buckets import Ladder
 from ostrya.engine.noise import uniform
-from ostrya.engine.plan import F32, I32, Entries, Processors, StepPlan
+from ostrya.engine.plan import F32, I32, Entries, Mask, Processors, StepPlan
+from ostrya.engine.processors import RowProcessors
 from ostrya.engine.sequence import Row
 
 
@@ -96,6 +97,7 @@ def _processors(rows: Seq[Row], *, num_rows: int) -> Processors | None:
         frequency_penalty=np.zeros(num_rows, np.float32),
         min_p=np.zeros(num_rows, np.float32),
         typical_p=np.ones(num_rows, np.float32),
+        mask=_mask([(index, one) for index, _, one in asking if one.num_mask_words]),
     )
     for index, _, one in asking:
         processors.repetition_penalty[index] = one.sampling.repetition_penalty
@@ -104,6 +106,15 @@ def _processors(rows: Seq[Row], *, num_rows: int) -> Processors | None:
         processors.min_p[index] = one.sampling.min_p
         processors.typical_p[index] = one.sampling.typical_p
     return processors
+
+
+def _mask(masked: Seq[tuple[int, RowProcessors]]) -> Mask | None:
+    if not masked:
+        return None
+    words = np.empty((len(masked), masked[0][1].num_mask_words), np.int32)
+    for words_W, (_, one) in zip(words, masked, strict=True):
+        one.fill_mask(words_W)
+    return Mask(row=np.array([index for index, _ in masked], np.int32), words=words)
 
 
 def _entries(of_rows: Iterable[tuple[int, tuple[I32, F32]]]) -> Entries:

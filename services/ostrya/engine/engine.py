@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,6 +12,9 @@ from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import StepPlan
 from ostrya.engine.scheduler import NO_SCORES, Scheduler
 from ostrya.engine.types import EngineRequest, Load, RequestId, Shape, StepReport
+
+if TYPE_CHECKING:
+    from ostrya.engine.grammar import Matcher
 
 MIN_RATED_TOKENS = 16
 """Steps that prefill fewer tokens are bound by latency and say nothing about the prefill rate."""
@@ -50,9 +54,9 @@ class Engine:
         """Compiles every shape a step can have."""
         self._runner.warm_up(self.scheduler.ladder.buckets)
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queues a request. InvalidRequest when it could never finish here."""
-        self.scheduler.submit(request, now=self._clock())
+    def submit(self, request: EngineRequest, matcher: "Matcher | None" = None) -> None:
+        """Queues a request, with its compiled grammar if it has one. InvalidRequest when it could never finish here."""
+        self.scheduler.submit(request, now=self._clock(), matcher=matcher)
 
     def abort(self, request_id: RequestId) -> None:
         """Frees the request's place and pages at once, also from within step()'s `wait`."""

@@ -32,6 +32,16 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """What grammars allow: G rows have one."""
+
+    row: I32
+    """[G]"""
+    words: I32
+    """[G, W] bit t % 32 of word t // 32: whether token t is allowed. Tokens beyond 32 W are not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Processors:
     """What changes logits and weights besides temperature, top_k and top_p; kernels/sampling.py says in which order."""
 
@@ -49,6 +59,7 @@ class Processors:
     """[R] 0 = none."""
     typical_p: F32
     """[R] 1 = none."""
+    mask: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

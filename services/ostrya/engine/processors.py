@@ -7,18 +7,24 @@ what it says into the plan, and backends/kernels/processors.py applies it. Pure,
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from ostrya.engine.plan import F32, I32
-from ostrya.engine.types import EngineRequest
+from ostrya.engine.types import EngineRequest, FinishReason
+
+if TYPE_CHECKING:
+    from ostrya.engine.grammar import Matcher
 
 
 class RowProcessors:
     """Of one sequence."""
 
-    def __init__(self, request: EngineRequest, *, eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self, request: EngineRequest, *, eos_token_ids: Collection[int], matcher: "Matcher | None" = None
+    ) -> None:
+        self._matcher = matcher
         sampling = self.sampling = request.sampling
         endings = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else frozenset(eos_token_ids))
         self._endings = np.array(sorted(endings), np.int32)
@@ -31,7 +37,9 @@ class RowProcessors:
         self._seen = _seen(request)
 
     @classmethod
-    def of(cls, request: EngineRequest, *, eos_token_ids: Collection[int]) -> Self | None:
+    def of(
+        cls, request: EngineRequest, *, eos_token_ids: Collection[int], matcher: "Matcher | None" = None
+    ) -> Self | None:
         """None for a request that wants nothing, so that it costs nothing."""
         sampling = request.sampling
         wants = (
@@ -41,16 +49,36 @@ class RowProcessors:
             or sampling.bad_words
             or sampling.min_tokens > 0
             or _has_penalty(request)
+            or matcher is not None
         )
-        return cls(request, eos_token_ids=eos_token_ids) if wants else None
+        return cls(request, eos_token_ids=eos_token_ids, matcher=matcher) if wants else None
 
     @property
     def needs_host(self) -> bool:
         """Whether `bias` must know the token before: what is on its way to it cannot be planned past."""
-        return bool(self._words)
+        return bool(self._words) or self._matcher is not None
+
+    @property
+    def num_mask_words(self) -> int:
+        """Of its grammar's mask; 0 = it has none."""
+        return 0 if self._matcher is None else self._matcher.num_words
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why its grammar lets nothing more come; None while it does."""
+        if self._matcher is None or not self._matcher.is_over:
+            return None
+        return FinishReason.LENGTH if self._matcher.has_failed else FinishReason.STOP
+
+    def fill_mask(self, words_W: I32) -> None:
+        """What its grammar allows next."""
+        assert self._matcher is not None
+        self._matcher.fill(words_W)
 
     def add(self, token_id: int) -> None:
         """The output has one token more."""
+        if self._matcher is not None:
+            self._matcher.consume(token_id)
         if self._seen is not None:
             self._seen.add(token_id)
 

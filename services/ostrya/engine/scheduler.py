@@ -9,6 +9,7 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,9 @@ from ostrya.engine.sequence import Row, Sequence
 from ostrya.engine.types import EngineRequest, FinishReason, Load, RequestId, SequenceOutput, TokenScore
 from ostrya.errors import InvalidRequest
 from ostrya.prefix import chain
+
+if TYPE_CHECKING:
+    from ostrya.engine.grammar import Matcher
 
 NO_SCORES: Mapping[int, RowScores] = MappingProxyType({})
 NO_ROW_SCORES = RowScores()
@@ -54,8 +58,10 @@ class Scheduler:
         self._queried_tokens = 0
         self._hit_tokens = 0
 
-    def submit(self, request: EngineRequest, *, now: float) -> None:
-        """Puts a request at the end of the queue. InvalidRequest when it could never finish here."""
+    def submit(self, request: EngineRequest, *, now: float, matcher: "Matcher | None" = None) -> None:
+        """Puts a request, with its compiled grammar if it has one, at the end of the queue. InvalidRequest when it
+        could never finish here."""
+        assert (request.sampling.grammar is None) == (matcher is None), "a grammar is compiled before"
         num_prompt, max_tokens = len(request.token_ids), request.sampling.max_tokens
         if num_prompt < 1 or max_tokens < 1 or num_prompt + max_tokens > self.context_tokens:
             raise InvalidRequest(
@@ -76,7 +82,7 @@ class Scheduler:
             chain=Chain(root, page_size=self._config.page_size),
             token_ids=array("I", request.token_ids),
             submitted_s=now,
-            processors=RowProcessors.of(request, eos_token_ids=self._eos_token_ids),
+            processors=RowProcessors.of(request, eos_token_ids=self._eos_token_ids, matcher=matcher),
         )
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)
@@ -230,6 +236,8 @@ class Scheduler:
         sampling = sequence.request.sampling
         if token_id in sampling.stop_token_ids or (token_id in self._eos_token_ids and not sampling.ignore_eos):
             return FinishReason.STOP
+        if sequence.processors is not None and (reason := sequence.processors.finish_reason) is not None:
+            return reason
         # submit() has checked that max_tokens ends within the context.
         return FinishReason.LENGTH if sequence.num_generated == sampling.max_tokens else None
 

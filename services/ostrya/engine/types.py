@@ -1,7 +1,7 @@
 """What goes into an engine and what comes out of it. Plain values that cross a process boundary; no torch, no I/O."""
 
 from enum import StrEnum
-from typing import NewType
+from typing import Literal, NewType
 
 import msgspec
 
@@ -15,6 +15,14 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of an output; engine/grammar.py reads it."""
+
+    kind: Literal["json_schema", "regex", "choice", "lark"]
+    text: str
+    """Of a choice: a JSON list of strings."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +51,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Log probabilities of the output, with so many of the likeliest tokens beside each; None: none."""
     num_prompt_top: int | None = None
     """The same of the prompt."""
+    grammar: Grammar | None = None
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):

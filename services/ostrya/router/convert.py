@@ -70,6 +70,8 @@ class Sampling:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured: common_pb2.StructuredOutput | None = None
+    """Checked for its size; a worker says whether it makes sense."""
 
     def of_choice(self, choice: int) -> "Sampling":
         """For one of n answers: noise of its own, and the prompt's log probabilities only once."""
@@ -272,6 +274,7 @@ def _sampling(sampling: common_pb2.SamplingParams, limits: Limits, draw_seed: Ca
         min_tokens=sampling.min_tokens,
         logprobs=given("logprobs", sampling.logprobs),
         prompt_logprobs=given("prompt_logprobs", sampling.prompt_logprobs),
+        structured=given("structured", sampling.structured),
     )
 
 
@@ -332,6 +335,7 @@ def worker_request(
         logprobs=sampling.logprobs,
         # They come with the first token.
         prompt_logprobs=None if received else sampling.prompt_logprobs,
+        structured=sampling.structured,
     )
     request = worker_pb2.WorkerServiceGenerateRequest(
         request_id=request_id,

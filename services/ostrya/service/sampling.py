@@ -7,6 +7,8 @@ from google.protobuf.message import Message
 from ostrya.api.v1 import common_pb2
 from ostrya.errors import InvalidRequest
 from ostrya.service.bounds import (
+    MAX_GRAMMAR_BYTES,
+    MAX_GRAMMAR_CHOICES,
     MAX_LOGIT_BIAS,
     MAX_PROMPT_LOGPROBS,
     MAX_STOP_TOKEN_IDS,
@@ -33,6 +35,7 @@ def check_numbers(sampling: common_pb2.SamplingParams) -> None:
     """InvalidRequest if a list is longer than it may be; costs the same however long."""
     check_number("sampling.stop_token_ids", sampling.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids")
     check_number("sampling.logit_bias", sampling.logit_bias, MAX_LOGIT_BIAS, "tokens")
+    check_number("sampling.structured.choice", sampling.structured.choice, MAX_GRAMMAR_CHOICES, "choices")
 
 
 def check_ranges(sampling: common_pb2.SamplingParams, *, vocab_size: int) -> None:
@@ -56,6 +59,8 @@ def check_ranges(sampling: common_pb2.SamplingParams, *, vocab_size: int) -> Non
         raise InvalidRequest("sampling.min_tokens", sampling.min_tokens, "0 or more")
     if sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest("sampling.min_tokens", sampling.min_tokens, f"at most max_tokens ({sampling.max_tokens})")
+    if sampling.HasField("structured"):
+        check_structure(sampling.structured)
     for token_id, bias in sampling.logit_bias.items():
         if token_id >= vocab_size:
             allowed = f"tokens 0 to {vocab_size - 1}, the model's vocabulary"
@@ -72,6 +77,23 @@ def check_prompt_logprobs(num_prompt: int, num_top: int | None) -> None:
             f"{num_top} with a prompt of {num_prompt} tokens",
             f"prompt tokens x (prompt_logprobs + 1) at most {MAX_PROMPT_LOGPROBS}",
         )
+
+
+def check_structure(structured: common_pb2.StructuredOutput) -> None:
+    """InvalidRequest if a form is not exactly one, or larger than it may be. Whether it makes sense, a worker says."""
+    kinds = ("json_schema", "regex", "lark")
+    sizes = {kind: len(getattr(structured, kind).encode()) for kind in kinds if has(structured, kind)}
+    if structured.choice:
+        sizes["choice"] = sum(len(text.encode()) for text in structured.choice)
+    if len(sizes) != 1:
+        allowed = "exactly one of json_schema, regex, choice, lark"
+        raise InvalidRequest("sampling.structured", f"{' and '.join(sizes) or 'nothing'}", allowed)
+    ((kind, size),) = sizes.items()
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(f"sampling.structured.{kind}", f"{size} bytes long", f"at most {MAX_GRAMMAR_BYTES} bytes")
+    for position, text in enumerate(structured.choice):
+        if not text:
+            raise InvalidRequest(f"sampling.structured.choice[{position}]", "empty", "1 byte or more")
 
 
 def has(message: Message, field: str) -> bool:

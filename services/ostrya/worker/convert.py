@@ -3,6 +3,7 @@
 A router has checked most of this already; a worker does not rely on it.
 """
 
+import json
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,7 @@ from ostrya.engine.types import (
     EngineInfo,
     EngineRequest,
     FinishReason,
+    Grammar,
     Load,
     RequestId,
     Sampling,
@@ -110,8 +112,19 @@ def _sampling(
         logit_bias=dict(params.logit_bias),
         min_tokens=params.min_tokens,
         num_top=params.logprobs if params.HasField("logprobs") else None,
+        grammar=_grammar(params.structured) if params.HasField("structured") else None,
         num_prompt_top=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
     )
+
+
+def _grammar(structured: common_pb2.StructuredOutput) -> Grammar:
+    if structured.HasField("json_schema"):
+        return Grammar(kind="json_schema", text=structured.json_schema)
+    if structured.HasField("regex"):
+        return Grammar(kind="regex", text=structured.regex)
+    if structured.HasField("lark"):
+        return Grammar(kind="lark", text=structured.lark)
+    return Grammar(kind="choice", text=json.dumps(list(structured.choice)))
 
 
 def _bad_words(words: Sequence[worker_pb2.TokenSequence], info: EngineInfo) -> tuple[tuple[int, ...], ...]:

@@ -3,14 +3,15 @@
 A row's token depends on its own logits, settings and noise alone, never on its neighbours. The order, which is vLLM's
 with typical-p of `transformers` at its end; each sees what the one before has left:
 
- 1. bias: logit_bias, and -inf for bad words and, while the output is shorter than min_tokens, for what would end it
- 2. penalties: repetition (prompt and output), then frequency and presence (output)
- 3. temperature 0: the largest logit, and nothing more
- 4. temperature
- 5. min-p
- 6. top-k, then top-p
- 7. typical-p
- 8. the inverse of the cumulative distribution over the vocabulary order at `uniform`
+ 1. grammar: -inf for what it does not allow
+ 2. bias: logit_bias, and -inf for bad words and, while the output is shorter than min_tokens, for what would end it
+ 3. penalties: repetition (prompt and output), then frequency and presence (output)
+ 4. temperature 0: the largest logit, and nothing more
+ 5. temperature
+ 6. min-p
+ 7. top-k, then top-p
+ 8. typical-p
+ 9. the inverse of the cumulative distribution over the vocabulary order at `uniform`
 
 Shapes: R rows, V vocabulary, W candidates.
 """
@@ -19,10 +20,10 @@ from collections.abc import Callable
 
 import torch
 
-from ostrya.engine.backends.kernels.processors import change_logits_, keep_likely, keep_typical
-from ostrya.engine.plan import StepPlan
+from ostrya.engine.backends.kernels.processors import change_logits_, keep_likely_, keep_typical_
+from ostrya.engine.plan import F32, StepPlan
 
-_Keep = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_Keep = Callable[[torch.Tensor, float], None]
 
 # Sorted first when a row wants top-k or top-p; a nucleus is rarely larger, and when it is everything is sorted.
 _NUM_CANDIDATES = 1024
@@ -43,14 +44,14 @@ def sample(logits_RV: torch.Tensor, plan: StepPlan) -> torch.Tensor:
     # Where everything is forbidden, the largest is -inf, and a difference of two of them is no number.
     weights_RV.sub_(weights_RV.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float64).min)).exp_()
     if processors is not None:
-        _filter_(weights_RV, torch.from_numpy(processors.min_p)[random_rows], keep_likely, none=0)
+        _filter_(weights_RV, processors.min_p[random_rows.numpy()], keep_likely_, none=0)
     top_k_R = torch.from_numpy(plan.top_k)[random_rows].long()
     top_p_R = torch.from_numpy(plan.top_p)[random_rows].double()
     filtered = ((top_k_R > 0) | (top_p_R < 1)).nonzero().flatten()
     if len(filtered):
         weights_RV[filtered] = keep_nucleus(weights_RV[filtered], top_k_R[filtered], top_p_R[filtered])
     if processors is not None:
-        _filter_(weights_RV, torch.from_numpy(processors.typical_p)[random_rows], keep_typical, none=1)
+        _filter_(weights_RV, processors.typical_p[random_rows.numpy()], keep_typical_, none=1)
     tokens_R[random_rows] = _invert(weights_RV, torch.from_numpy(plan.uniform)[random_rows].double())
     return tokens_R
 
@@ -73,10 +74,10 @@ def keep_nucleus(weights_RV: torch.Tensor, top_k_R: torch.Tensor, top_p_R: torch
     return weights_RV.where(kept_RV, 0.0)
 
 
-def _filter_(weights_RV: torch.Tensor, setting_R: torch.Tensor, keep: _Keep, *, none: float) -> None:
-    """Applies `keep` where the setting is not `none`."""
-    if len(wanted := (setting_R != none).nonzero().flatten()):
-        weights_RV[wanted] = keep(weights_RV[wanted], setting_R[wanted].double())
+def _filter_(weights_RV: torch.Tensor, setting_R: F32, keep_: _Keep, *, none: float) -> None:
+    """Applies `keep_` where the setting is not `none`."""
+    for row in (setting_R != none).nonzero()[0].tolist():
+        keep_(weights_RV[row], float(setting_R[row]))
 
 
 def _nucleus(
