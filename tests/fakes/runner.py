@@ -2,8 +2,8 @@
 
 Each KV slot holds a hash of the token, its position and all slots before it, as they were read through the row's own
 page table when the token was computed. So a wrong page, a page that was overwritten, or one that was not written yet
-changes every token after it. Masks of grammars are kept. `load_runner` and its relatives are factories for the engine process
-("tests.fakes.runner:load_runner").
+changes every token after it. Masks of grammars are kept. `load_runner` and its relatives are factories for the engine
+process ("tests.fakes.runner:load_runner").
 """
 
 import os

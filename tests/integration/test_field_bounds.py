@@ -29,6 +29,30 @@ BIASES: list[Row] = [
     ({"text": "a", "sampling": {"logit_bias": {1_000: 0.5}}}, "sampling.logit_bias", "tokens 0 to 999"),
     ({"text": "a", "sampling": {"logit_bias": {5: 101.0}}}, "sampling.logit_bias[5]", "[-100, 100]"),
 ]
+FORMS: dict[str, list[Row]] = {
+    **{
+        kind: [
+            (
+                {"text": "a", "sampling": {"structured": {kind: "x" * 65_537}}},
+                f"sampling.structured.{kind}",
+                "at most 65536 bytes",
+            )
+        ]
+        for kind in ("json_schema", "regex", "lark")
+    },
+    "choice": [
+        (
+            {"text": "a", "sampling": {"structured": {"choice": ["x"] * 1_025}}},
+            "sampling.structured.choice",
+            "at most 1024",
+        ),
+        (
+            {"text": "a", "sampling": {"structured": {"choice": ["x" * 32_769] * 2}}},
+            "sampling.structured.choice",
+            "at most 65536 bytes",
+        ),
+    ],
+}
 TURN: Json = {"role": "user", "content": "a"}
 
 ROWS: dict[str, list[Row]] = {
@@ -90,6 +114,11 @@ ROWS: dict[str, list[Row]] = {
     ],
     "WorkerService.Generate cache_namespace": [({"cache_namespace": LONG, "token_ids": [1]}, "cache_namespace", NAME)],
 }
+for kind, forms in FORMS.items():
+    ROWS[f"InferenceService.Generate sampling.structured.{kind}"] = forms
+    ROWS[f"WorkerService.Generate sampling.structured.{kind}"] = [
+        ({"token_ids": [1], "sampling": arguments["sampling"]}, field, words) for arguments, field, words in forms
+    ]
 # Numbers that mean a time: the only others which a caller may choose without a bound of their type.
 TIMES: dict[str, list[Row]] = {
     f"{method} {value}": [

@@ -58,6 +58,24 @@ def test_generate_takes_every_way_to_choose_tokens(run: Run, router: FakeRouter)
     assert list(sent.bad_words) == ["no", "never"]
 
 
+def test_generate_asks_for_a_form_from_the_command_line_or_a_file(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    forms = (["--json-schema", f"@{schema}"], ["--regex", "a+"], ["--choice", "yes", "--choice", "no"])
+    for form in forms:
+        assert run("generate", "hi", *form).exit_code == 0
+    assert [request.sampling.structured for request in router.requests] == [
+        common_pb2.StructuredOutput(json_schema='{"type": "object"}'),
+        common_pb2.StructuredOutput(regex="a+"),
+        common_pb2.StructuredOutput(choice=["yes", "no"]),
+    ]
+    result = run("generate", "hi", "--regex", "a", "--lark", "start: x")
+    assert (result.exit_code, result.stderr) == (2, "error: --regex and --lark cannot go together\n")
+    result = run("generate", "hi", "--lark", f"@{tmp_path}/none")
+    assert result.exit_code == 2
+    assert "No such file" in result.stderr
+
+
 def test_a_bias_that_is_none_is_a_mistake_in_the_command(run: Run, router: FakeRouter) -> None:
     result = run("generate", "hi", "--logit-bias", "7:1")
     assert (result.exit_code, router.requests) == (2, [])

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from ostrya.api.v1 import common_pb2
-from ostrya.client import Client, Usage
+from ostrya.client import Client, StructuredOutput, Usage
 from ostrya.errors import DeadlineExceeded, EngineDied, InvalidRequest, NotFound, OstryaError, Overloaded, Unavailable
 from tests.fakes.router import FakeRouter
 
@@ -70,6 +70,25 @@ def test_every_option_is_sent_and_none_under_another_name(router: FakeRouter, cl
         prompt_logprobs=1,
     )
     assert (list(sent.bad_words), sent.n) == (["no"], 2)
+
+
+def test_a_form_is_sent_as_it_was_given_and_a_schema_as_json(router: FakeRouter, client: Client) -> None:
+    forms: list[StructuredOutput] = [
+        {"json_schema": {"type": "object"}},
+        {"json_schema": '{"type": "string"}'},
+        {"regex": "a+"},
+        {"choice": ["yes", "no"]},
+        {"lark": 'start: "a"'},
+    ]
+    for form in forms:
+        client.generate("hi", structured=form).read()
+    assert [request.sampling.structured for request in router.requests] == [
+        common_pb2.StructuredOutput(json_schema='{"type": "object"}'),
+        common_pb2.StructuredOutput(json_schema='{"type": "string"}'),
+        common_pb2.StructuredOutput(regex="a+"),
+        common_pb2.StructuredOutput(choice=["yes", "no"]),
+        common_pb2.StructuredOutput(lark='start: "a"'),
+    ]
 
 
 def test_several_answers_come_chunk_by_chunk_and_end_one_by_one(client: Client) -> None:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from re import fullmatch
 
 import msgspec
 import pytest
@@ -13,7 +14,8 @@ from ostrya.engine.backends.base import Runner
 from ostrya.engine.backends.cpu import load_runner
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.engine import Engine
-from ostrya.engine.types import EngineRequest, FinishReason, RequestId, Sampling, TokenScore
+from ostrya.engine.grammar import Grammars
+from ostrya.engine.types import EngineRequest, FinishReason, Grammar, RequestId, Sampling, TokenScore
 from tests.unit.engine.models.checkpoints import Tiny, write_gguf
 
 TINY = Tiny(num_layers=1)
@@ -47,10 +49,16 @@ class Answer:
     num_cached: int = 0
 
 
+VOCABULARY = [b"", b"", b"", *(bytes([byte]) for byte in range(33, 126))]
+GRAMMARS = Grammars(VOCABULARY, eos_token_ids=(EOS,))
+
+
 def run(engine: Engine, *requests: EngineRequest) -> dict[str, Answer]:
     answers = {request.request_id: Answer() for request in requests}
     for request in requests:
-        engine.submit(request)
+        grammar, first = request.sampling.grammar, len(request.token_ids) - request.num_output_tokens
+        matcher = None if grammar is None else GRAMMARS.compile(grammar, output=request.token_ids[first:])
+        engine.submit(request, matcher)
     while report := engine.step():
         for output in report.outputs:
             answer = answers[output.request_id]
@@ -115,6 +123,25 @@ EVERY: dict[str, Sampling] = {
 }
 
 
+FORMS: dict[str, tuple[Grammar, str]] = {
+    "regex": (Grammar(kind="regex", text="[a-d]{3}(xy|zz)+[0-9]{4}"), "[a-d]{3}(xy|zz)+[0-9]{4}"),
+    "choice": (Grammar(kind="choice", text='["maybe","yes","no","yes,but"]'), "maybe|yes|no|yes,but"),
+    "schema": (
+        Grammar(
+            kind="json_schema",
+            text='{"type":"object","properties":{"n":{"type":"integer"},"b":{"enum":["x","y"]}},"required":["n","b"],'
+            '"additionalProperties":false,"x-guidance":{"whitespace_flexible":false}}',
+        ),
+        r'\{"n":-?[0-9]+,"b":"[xy]"\}',
+    ),
+    "lark": (Grammar(kind="lark", text='start: "(" start ")" | /[pq]/'), r"\(*[pq]\)*"),
+}
+
+
+def text_of(answer: Answer) -> str:
+    return b"".join(VOCABULARY[token] for token in answer.tokens).decode()
+
+
 def bare(sampling: Sampling) -> Sampling:
     """The same without what this file is about."""
     return sampled(
@@ -165,6 +192,44 @@ def test_an_answer_goes_on_exactly_in_another_engine(stack: Stack, name: str, nu
     assert continued.tokens == whole.tokens[num_before:]
     assert_close(continued.scores, whole.scores[num_before:])
     assert continued.reason == whole.reason
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", FORMS)
+def test_an_answer_has_the_form_asked_for_and_ends_with_it(stack: Stack, name: str, temperature: float) -> None:
+    grammar, form = FORMS[name]
+    bias = {VOCABULARY.index(b")"): 4.0, VOCABULARY.index(b"p"): 2.0}  # or the random model opens brackets for ever
+    for seed in range(4):
+        sampling = sampled(
+            grammar=grammar,
+            temperature=temperature,
+            seed=seed,
+            max_tokens=90,
+            logit_bias=bias,
+            ignore_eos=seed % 2 == 0,
+        )
+        written = answer(stack, sampling)
+        assert written.reason is FinishReason.STOP
+        assert fullmatch(form, text_of(written)), text_of(written)
+    assert not fullmatch(form, text_of(answer(stack, sampled(temperature=temperature))))
+
+
+def test_forms_are_the_same_alone_together_preempted_and_in_another_engine(stack: Stack) -> None:
+    wanted = {name: sampled(grammar=grammar, max_tokens=40, num_top=1) for name, (grammar, _) in FORMS.items()} | EVERY
+    together = stack.answers(*(request(sampling, name=name) for name, sampling in wanted.items()), num_pages=24)
+    for name, sampling in wanted.items():
+        assert together[name].tokens == answer(stack, sampling).tokens
+    whole = together["schema"]
+    rest = msgspec.structs.replace(wanted["schema"], max_tokens=40 - 5)
+    continued = stack.answers(request(rest, token_ids=[*PROMPT, *whole.tokens[:5]], output=5))["r"]
+    assert (continued.tokens, continued.reason) == (whole.tokens[5:], whole.reason)
+
+
+def test_what_a_form_and_a_bad_word_leave_nothing_of_is_cut_short(stack: Stack) -> None:
+    bad = (VOCABULARY.index(b"b"),)
+    written = answer(stack, sampled(grammar=Grammar(kind="regex", text="ab"), bad_words=(bad,), ignore_eos=False))
+    assert written.reason is FinishReason.LENGTH
+    assert text_of(written)[0] == "a"
 
 
 def test_a_continuation_that_calls_its_output_prompt_would_differ(stack: Stack) -> None:

@@ -174,6 +174,7 @@ EVERYTHING = Params(
     top_p=0.75,
     stop_token_ids=[9],
     ignore_eos=True,
+    structured=common_pb2.StructuredOutput(regex="a+"),
 )
 
 
@@ -203,6 +204,7 @@ def test_a_continuation_says_how_much_is_output_and_what_is_still_to_come() -> N
     assert (request.num_output_tokens, request.sampling.max_tokens, request.sampling.min_tokens) == (4, 6, 2)
     assert not request.sampling.HasField("prompt_logprobs"), "they came with the first token"
     assert request.sampling.logprobs == 0
+    assert request.sampling.structured.regex == "a+"
     assert [list(word.token_ids) for word in request.bad_words] == [[4], [5, 6]]
     assert sent([3] * 7).sampling.min_tokens == 0
 

@@ -52,8 +52,8 @@ class Stand:
         (GENERATE, Request(text="x" * ((1 << 20) + 1)).SerializeToString(), ("text is 1048577 bytes", "1048576 bytes")),
         (
             GENERATE,
-            Request(text="a", sampling=Params(stop_token_ids=[5] * 70_000)).SerializeToString(),
-            ("sampling is more than 32768 bytes", "1024 stop_token_ids"),
+            Request(text="a", sampling=Params(stop_token_ids=[5] * 170_000)).SerializeToString(),
+            ("sampling is more than 163840 bytes", "1024 stop_token_ids"),
         ),
         (GENERATE, UNPACKED * 40_000, ("request", "more than 1024 fields", "packed")),
     ],

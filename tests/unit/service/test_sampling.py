@@ -13,6 +13,7 @@ from ostrya.service.sampling import check_prompt_logprobs
 from ostrya.worker import convert as worker_convert
 
 Params = common_pb2.SamplingParams
+Form = common_pb2.StructuredOutput
 INFO = EngineInfo(
     model="tiny",
     backend="cpu",
@@ -65,6 +66,23 @@ def by_worker(params: Params) -> None:
         (Params(min_tokens=5, max_tokens=4), "sampling.min_tokens is 5; allowed: at most max_tokens (4)"),
         (Params(logprobs=21), "sampling.logprobs is 21; allowed: [0, 20]"),
         (Params(logprobs=-1), "sampling.logprobs is -1; allowed: [0, 20]"),
+        (
+            Params(structured=Form()),
+            "sampling.structured is nothing; allowed: exactly one of json_schema, regex, choice, lark",
+        ),
+        (
+            Params(structured=Form(regex="", choice=["a"])),
+            "sampling.structured is regex and choice; allowed: exactly one of json_schema, regex, choice, lark",
+        ),
+        (
+            Params(structured=Form(lark="x" * 65_537)),
+            "sampling.structured.lark is 65537 bytes long; allowed: at most 65536 bytes",
+        ),
+        (
+            Params(structured=Form(choice=["é" * 16_385] * 2)),
+            "sampling.structured.choice is 65540 bytes long; allowed: at most 65536 bytes",
+        ),
+        (Params(structured=Form(choice=["a", ""])), "sampling.structured.choice[1] is empty; allowed: 1 byte or more"),
         (Params(prompt_logprobs=21), "sampling.prompt_logprobs is 21; allowed: [0, 20]"),
     ],
 )
@@ -82,6 +100,8 @@ def test_the_ends_of_every_range_are_taken(check: Callable[[Params], None]) -> N
     check(
         Params(min_p=1, typical_p=1e-9, repetition_penalty=100, logprobs=0, prompt_logprobs=20, logit_bias={49: -100})
     )
+    check(Params(structured=Form(json_schema="x" * 65_536)))
+    check(Params(structured=Form(choice=["x" * 64] * 1_024)))
     check(Params(min_tokens=4, max_tokens=4, logprobs=20, prompt_logprobs=0, logit_bias={0: 100}))
 
 

@@ -10,6 +10,7 @@ from ostrya.engine.types import (
     EngineInfo,
     EngineRequest,
     FinishReason,
+    Grammar,
     Load,
     RequestId,
     Sampling,
@@ -103,6 +104,19 @@ def test_everything_that_changes_the_choice_reaches_the_engine() -> None:
             num_prompt_top=2,
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("form", "grammar"),
+    [
+        (common_pb2.StructuredOutput(json_schema="{}"), Grammar(kind="json_schema", text="{}")),
+        (common_pb2.StructuredOutput(regex="a+"), Grammar(kind="regex", text="a+")),
+        (common_pb2.StructuredOutput(lark='start: "a"'), Grammar(kind="lark", text='start: "a"')),
+        (common_pb2.StructuredOutput(choice=["a", 'b"']), Grammar(kind="choice", text='["a", "b\\""]')),
+    ],
+)
+def test_a_form_reaches_the_engine(form: common_pb2.StructuredOutput, grammar: Grammar) -> None:
+    assert convert_request(sampling=common_pb2.SamplingParams(structured=form)).sampling.grammar == grammar
 
 
 def test_a_request_is_not_output_alone() -> None:
