@@ -29,7 +29,6 @@ class StepTensors:
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
     slots_T: torch.Tensor
-    logits_index_R: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +64,7 @@ class Llama:
         )
 
     def forward(self, step: StepTensors, kv_pages: Sequence[torch.Tensor], attend: Attend) -> torch.Tensor:
-        """logits_RV in float32 of the tokens at logits_index; writes this step's keys and values into kv_pages (one
-        per layer)."""
+        """x_TD, what `logits` takes; writes this step's keys and values into kv_pages (one per layer)."""
         dtype = self._embedding_VD.dtype
         x_TD = F.embedding(step.token_ids_T, self._embedding_VD).float()
         rotation_T1h = self._rotary.index_select(0, step.positions_T)
@@ -75,9 +73,12 @@ class Llama:
             x_TD.add_(self._attention(layer, normed_TD, rotation_T1h, step.slots_T, kv_pages_PSCH, attend))
             normed_TD = layer.mlp_norm(x_TD).to(dtype)
             x_TD.add_(layer.down(silu_gate(layer.gate_up(normed_TD))))
-        x_RD = x_TD.index_select(0, step.logits_index_R)
-        logits_RV = self._head(self._norm(x_RD).to(dtype))
-        return logits_RV.float()
+        return x_TD
+
+    def logits(self, x_TD: torch.Tensor, index_R: torch.Tensor) -> torch.Tensor:
+        """logits_RV in float32 of the tokens at `index_R`, of whatever forward() returned."""
+        x_RD = x_TD.index_select(0, index_R)
+        return self._head(self._norm(x_RD).to(self._embedding_VD.dtype)).float()
 
     def _attention(
         self,

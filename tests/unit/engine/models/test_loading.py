@@ -40,9 +40,8 @@ def logits(path: Path) -> torch.Tensor:
         token_ids_T=torch.from_numpy(plan.token_ids),
         positions_T=torch.from_numpy(plan.positions),
         slots_T=torch.from_numpy(plan.slot_mapping).long(),
-        logits_index_R=torch.from_numpy(plan.logits_index),
     )
-    return model.forward(step, kv_pages, attend)[:1]
+    return model.logits(model.forward(step, kv_pages, attend), torch.from_numpy(plan.logits_index))[:1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
