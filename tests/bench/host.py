@@ -58,6 +58,9 @@ class NoStep:
     def tokens(self) -> npt.NDArray[np.int32]:
         return self._tokens
 
+    def scores(self) -> None:
+        """No plan here asks for any."""
+
 
 class NoDevice:
     """A Runner that computes nothing."""
@@ -87,6 +90,9 @@ class PacedStep:
 
     def tokens(self) -> npt.NDArray[np.int32]:
         return self._future.result()
+
+    def scores(self) -> None:
+        """No plan here asks for any."""
 
 
 class PacedDevice(NoDevice):

@@ -2,8 +2,8 @@
 
 Each KV slot holds a hash of the token, its position and all slots before it, as they were read through the row's own
 page table when the token was computed. So a wrong page, a page that was overwritten, or one that was not written yet
-changes every token after it. `load_runner` and its relatives are factories for the engine process
-("tests.fakes.runner:load_runner").
+changes every token after it. Masks of grammars are kept. `load_runner` and its relatives are factories for the engine
+process ("tests.fakes.runner:load_runner").
 """
 
 import os
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostrya.engine.config import EngineConfig
-from ostrya.engine.plan import Bucket, StepPlan, fed_forward
+from ostrya.engine.plan import Bucket, Scores, StepPlan, fed_forward
 from ostrya.errors import ModelLoadError
 
 VOCAB_SIZE = 1000
@@ -44,6 +44,9 @@ class FakeHandle:
     def tokens(self) -> npt.NDArray[np.int32]:
         time.sleep(max(0.0, self._done_s - time.monotonic()))
         return self._compute()
+
+    def scores(self) -> Scores | None:
+        return None
 
 
 class FakeRunner:
@@ -86,18 +89,23 @@ class FakeRunner:
         return self._tokens[number]
 
     def _run(self, plan: StepPlan) -> npt.NDArray[np.int32]:
-        token_ids = fed_forward(plan, self._tokens[-1] if self._tokens else np.zeros(1, np.int32))
+        if self._tokens:
+            plan = fed_forward(plan, self._tokens[-1])
         tokens = np.full(plan.bucket.rows, -7, np.int32)
         for slot in plan.slot_mapping[plan.num_tokens :].tolist():
             assert slot < self._page_size, "padding writes outside the scratch page"
         for row in range(plan.num_rows):
-            tokens[row] = self._run_row(plan, row, token_ids)
+            tokens[row] = self._run_row(plan, row)
+        if plan.processors is not None and (mask := plan.processors.mask) is not None:
+            for row, words in zip(mask.row.tolist(), mask.words, strict=True):
+                allowed = np.unpackbits(words.view(np.uint8), bitorder="little").nonzero()[0]
+                tokens[row] = allowed[tokens[row] % len(allowed)]
         return tokens
 
     def close(self) -> None:
         self.closed = True
 
-    def _run_row(self, plan: StepPlan, row: int, token_ids: npt.NDArray[np.int32]) -> int:
+    def _run_row(self, plan: StepPlan, row: int) -> int:
         state = 0
         first, end = int(plan.query_start[row]), int(plan.query_start[row + 1])
         num_before = int(plan.kv_lens[row]) - (end - first)
@@ -110,7 +118,7 @@ class FakeRunner:
             slot = int(plan.slot_mapping[index])
             assert position == num_before + index - first
             assert slot == self._slot(plan, row, position) >= self._page_size
-            self._slots[slot] = _mix(_mix(state, int(token_ids[index])), position)
+            self._slots[slot] = _mix(_mix(state, int(plan.token_ids[index])), position)
             state = _mix(state, self._slots[slot])
         noise = int(plan.uniform[row] * 2**24) if plan.temperature[row] > 0 else 0
         return (_mix(state, noise) >> 20) % VOCAB_SIZE

@@ -316,6 +316,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 return
             last = start + size >= len(tokens)
             message = worker_pb2.WorkerServiceGenerateResponse(token_ids=tokens[start : start + size], load=self.load)
+            if request.sampling.HasField("logprobs"):
+                message.logprobs.extend(map(fake_logprobs, message.token_ids))
+            if request.sampling.HasField("prompt_logprobs") and start == 0:
+                message.prompt_logprobs.extend(map(fake_logprobs, request.token_ids[1:]))
             if start == 0 or last:
                 message.usage.CopyFrom(self._usage(request, completed=min(start + size, len(tokens))))
             if last:
@@ -402,6 +406,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 def fake_token(seed: int, position: int, *, vocab_size: int) -> int:
     """The token at an absolute position: a fixed mix of seed and position."""
     return (seed * 2654435761 + position * 40503 + 7) % vocab_size
+
+
+def fake_logprobs(token_id: int) -> common_pb2.TokenLogprobs:
+    """Tells tokens from each other."""
+    return common_pb2.TokenLogprobs(logprob=-token_id)
 
 
 async def _abort(context: grpc.aio.ServicerContext[object, object], refusal: Refusal) -> None:

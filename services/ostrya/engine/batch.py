@@ -4,16 +4,19 @@ What a running sequence's row says in step after step stands in a table, so that
 operations. A plan copies what it takes: the table changes while steps run.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ostrya.engine import scoring
 from ostrya.engine.buckets import Ladder
 from ostrya.engine.kv.pool import PageId
 from ostrya.engine.noise import uniform
-from ostrya.engine.plan import I32, StepPlan
+from ostrya.engine.plan import F32, I32, Entries, Mask, Processors, StepPlan
+from ostrya.engine.processors import RowProcessors
 from ostrya.engine.sequence import Row
 from ostrya.engine.types import Sampling
 
@@ -89,6 +92,8 @@ def assemble(rows: Seq[Row], *, table: RowTable, ladder: Ladder, page_size: int)
         top_p=_padded(table.top_p[slots], bucket.rows, fill=1),
         uniform=_padded(uniform(table.seed[slots], kv_lens), bucket.rows),
         wants_token=_padded(np.array(columns[2]), bucket.rows),
+        processors=_processors(rows, num_rows=bucket.rows),
+        scoring=scoring.wanted(rows),
     )
 
 
@@ -113,3 +118,52 @@ def _tokens(rows: Seq[Row], size: int) -> tuple[I32, I32]:
             token_source[first] = sequence.row
         first += num_tokens
     return token_ids, token_source
+
+
+def _processors(rows: Seq[Row], *, num_rows: int) -> Processors | None:
+    asking = [
+        (index, row.sequence, row.sequence.processors)
+        for index, row in enumerate(rows)
+        if row.sequence.processors is not None and row.wants_token
+    ]
+    if not asking:
+        return None
+    processors = Processors(
+        bias=_entries(
+            (index, one.bias(sequence.token_ids, num_generated=sequence.num_tokens - sequence.num_prompt))
+            for index, sequence, one in asking
+        ),
+        seen=_entries((index, one.seen()) for index, _, one in asking),
+        repetition_penalty=np.ones(num_rows, np.float32),
+        presence_penalty=np.zeros(num_rows, np.float32),
+        frequency_penalty=np.zeros(num_rows, np.float32),
+        min_p=np.zeros(num_rows, np.float32),
+        typical_p=np.ones(num_rows, np.float32),
+        mask=_mask([(index, one) for index, _, one in asking if one.num_mask_words]),
+    )
+    for index, _, one in asking:
+        processors.repetition_penalty[index] = one.sampling.repetition_penalty
+        processors.presence_penalty[index] = one.sampling.presence_penalty
+        processors.frequency_penalty[index] = one.sampling.frequency_penalty
+        processors.min_p[index] = one.sampling.min_p
+        processors.typical_p[index] = one.sampling.typical_p
+    return processors
+
+
+def _mask(masked: Seq[tuple[int, RowProcessors]]) -> Mask | None:
+    if not masked:
+        return None
+    words = np.empty((len(masked), masked[0][1].num_mask_words), np.int32)
+    for words_W, (_, one) in zip(words, masked, strict=True):
+        one.fill_mask(words_W)
+    return Mask(row=np.array([index for index, _ in masked], np.int32), words=words)
+
+
+def _entries(of_rows: Iterable[tuple[int, tuple[I32, F32]]]) -> Entries:
+    rows, parts = zip(*of_rows, strict=True)
+    tokens, values = zip(*parts, strict=True)
+    return Entries(
+        row=np.repeat(np.array(rows, np.int32), [len(part) for part in tokens]),
+        token=np.concatenate(tokens),
+        value=np.concatenate(values),
+    )

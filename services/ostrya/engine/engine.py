@@ -8,15 +8,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from ostrya.engine import scoring
 from ostrya.engine.backends.base import Runner, StepHandle
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.pacing import Pacing
 from ostrya.engine.plan import StepPlan
-from ostrya.engine.scheduler import NOMINAL_TOKENS_PER_S, Scheduler
+from ostrya.engine.scheduler import NO_SCORES, NOMINAL_TOKENS_PER_S, Scheduler
 from ostrya.engine.types import EngineRequest, Load, RequestId, Shape, StepReport
+
+if TYPE_CHECKING:
+    from ostrya.engine.grammar import Matcher
 
 PLAN_AT_RATIO, PLAN_AHEAD_S = 0.75, 0.002
 """The next step is planned when so much of the running one has passed, and this much earlier: ten times what planning
@@ -79,9 +84,9 @@ class Engine:
         """Compiles every shape a step can have."""
         self._runner.warm_up(self.scheduler.ladder.buckets)
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queues a request. InvalidRequest when it could never finish here."""
-        self.scheduler.submit(request, now=self._clock())
+    def submit(self, request: EngineRequest, matcher: "Matcher | None" = None) -> None:
+        """Queues a request, with its compiled grammar if it has one. InvalidRequest when it could never finish here."""
+        self.scheduler.submit(request, now=self._clock(), matcher=matcher)
 
     def abort(self, request_id: RequestId) -> None:
         """Frees the request's place and pages at once, also from within step()'s `wait`."""
@@ -101,7 +106,10 @@ class Engine:
         # The device was busy with the step before until that ended.
         step_s = ended_s - max(step.started_s, self._ended_s)
         self._ended_s = ended_s
-        outputs = self.scheduler.commit(tokens, now=ended_s)
+        scores = step.handle.scores()
+        outputs = self.scheduler.commit(
+            tokens, now=ended_s, scores=NO_SCORES if scores is None else scoring.by_row(step.plan, scores)
+        )
         self._measure(step.plan, step_s=step_s)
         events = self.scheduler.take_events()
         load = self.load()

@@ -70,7 +70,10 @@ class _Stream:
 def _merged(first: SequenceOutput, second: SequenceOutput) -> SequenceOutput:
     """What the first token tells is in `first`, how it ended in `second`."""
     return msgspec.structs.replace(
-        first, token_ids=first.token_ids + second.token_ids, finish_reason=second.finish_reason
+        first,
+        token_ids=first.token_ids + second.token_ids,
+        finish_reason=second.finish_reason,
+        scores=first.scores + second.scores,
     )
 
 
@@ -106,11 +109,13 @@ class EngineProcess:
         *,
         max_waiting: int = 256,
         factory: str | None = None,
+        vocabulary: Callable[[], list[bytes]] = list,
         timeout_s: float = START_LIMIT_S,
     ) -> Self:
         """Starts the child and waits until it is warm. ModelLoadError with one line if it cannot serve the model.
 
-        `factory` ("module:function") replaces the backend's own. A cancel leaves no child behind.
+        `factory` ("module:function") replaces the backend's own. `vocabulary` says what each token spells, for
+        grammars; it is called in a thread, while the child loads. A cancel leaves no child behind.
         """
         factory = factory or _factory(config)
         ours, theirs = socket.socketpair()
@@ -131,6 +136,7 @@ class EngineProcess:
             start = wire.Start(config, factory)
             writer.write(wire.frame(start))
             async with asyncio.timeout(timeout_s):
+                writer.write(wire.frame(wire.Vocabulary(await asyncio.to_thread(vocabulary))))
                 info = await _first_answer(reader, process)
         except TimeoutError as error:
             await _end(process, writer)

@@ -14,8 +14,10 @@ sequence's own page that is not full, which nobody can match.
 from array import array
 from bisect import insort
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +28,10 @@ from ostrya.engine.config import EngineConfig
 from ostrya.engine.kv.pool import PageId, PagePool
 from ostrya.engine.kv.prefix import Chain, Events, PrefixCache
 from ostrya.engine.plan import StepPlan
+from ostrya.engine.processors import RowProcessors
+from ostrya.engine.scoring import RowScores
 from ostrya.engine.sequence import Row, Sequence
-from ostrya.engine.types import EngineRequest, FinishReason, Load, RequestId, SequenceOutput
+from ostrya.engine.types import EngineRequest, FinishReason, Load, RequestId, SequenceOutput, TokenScore
 from ostrya.engine.waiting import Waiting, by_rank
 from ostrya.errors import InvalidRequest
 from ostrya.prefix.chain import ChainKey, root
@@ -38,6 +42,13 @@ NOMINAL_TOKENS_PER_S = 1000.0
 
 def _by_priority(sequence: Sequence) -> int:
     return sequence.rank[0]
+
+
+if TYPE_CHECKING:
+    from ostrya.engine.grammar import Matcher
+
+NO_SCORES: Mapping[int, RowScores] = MappingProxyType({})
+NO_ROW_SCORES = RowScores()
 
 
 class Scheduler:
@@ -68,8 +79,10 @@ class Scheduler:
         self._queried_tokens = 0
         self._hit_tokens = 0
 
-    def submit(self, request: EngineRequest, *, now: float) -> None:
-        """Puts a request at the end of the queue. InvalidRequest when it could never finish here."""
+    def submit(self, request: EngineRequest, *, now: float, matcher: "Matcher | None" = None) -> None:
+        """Puts a request, with its compiled grammar if it has one, at the end of the queue. InvalidRequest when it
+        could never finish here."""
+        assert (request.sampling.grammar is None) == (matcher is None), "a grammar is compiled before"
         num_prompt, max_tokens = len(request.token_ids), request.sampling.max_tokens
         if num_prompt < 1 or max_tokens < 1 or num_prompt + max_tokens > self.context_tokens:
             raise InvalidRequest(
@@ -84,6 +97,7 @@ class Scheduler:
             namespace=request.cache_namespace,
         )
         self._num_submitted += 1
+        processors = RowProcessors.of(request, eos_token_ids=self._eos_token_ids, matcher=matcher)
         ends = frozenset() if request.sampling.ignore_eos else self._eos_token_ids
         sequence = Sequence(
             request=request,
@@ -95,10 +109,12 @@ class Scheduler:
             stop_token_ids=request.sampling.stop_token_ids | ends,
             rank=(-request.priority, self._num_submitted),
             submitted_s=now,
+            processors=processors,
+            needs_host=processors is not None and processors.needs_host,
         )
         self._sequences[request.request_id] = sequence
         # Hashed here, while a step runs, and not when it is planned.
-        sequence.chain.digests(sequence.token_ids, num_pages=sequence.chain.num_usable(sequence.token_ids))
+        sequence.chain.digests(sequence.token_ids, num_pages=sequence.num_usable_pages)
         self._waiting.add(sequence)
 
     def abort(self, request_id: RequestId) -> None:
@@ -135,14 +151,23 @@ class Scheduler:
         self._in_flight.append(rows)
         return plan
 
-    def commit(self, tokens: npt.NDArray[np.int32], *, now: float) -> list[SequenceOutput]:
-        """Takes in the tokens [R] of the oldest step in flight. Rows whose sequence has ended meanwhile are ignored."""
+    def commit(
+        self, tokens: npt.NDArray[np.int32], *, now: float, scores: Mapping[int, RowScores] = NO_SCORES
+    ) -> list[SequenceOutput]:
+        """Takes in the tokens [R] of the oldest step in flight, and scores by row. Rows whose sequence has ended
+        meanwhile are ignored."""
         assert self._in_flight, "no step is in flight"
         rows = self._in_flight.popleft()
         outputs = []
-        for (sequence, _, _, wants_token), token_id in zip(rows, tokens.tolist(), strict=False):  # tokens are padded
-            if wants_token and not sequence.ended:
-                outputs.append(self._add_token(sequence, token_id, now=now))
+        for number, (row, token_id) in enumerate(zip(rows, tokens.tolist(), strict=False)):  # tokens are padded
+            sequence = row.sequence
+            if sequence.ended:
+                continue
+            scored = scores.get(number, NO_ROW_SCORES)
+            if scored.prompt:
+                sequence.prompt_scores += scored.prompt
+            if row.wants_token:
+                outputs.append(self._add_token(sequence, token_id, scored.own, now=now))
         return outputs
 
     def take_events(self) -> Events:
@@ -232,11 +257,11 @@ class Scheduler:
 
     def _is_next_page_coming(self, sequence: Sequence) -> bool:
         """Whether a running prefill is about to compute the first page that the cache does not have."""
-        token_ids = sequence.token_ids
-        depth = self.prefix.depth(sequence.chain, token_ids)
-        if depth == sequence.chain.num_usable(token_ids):
+        num_usable = sequence.num_usable_pages
+        depth = self.prefix.depth(sequence.chain, sequence.token_ids, num_pages=num_usable)
+        if depth == num_usable:
             return False
-        digest = sequence.chain.digest(token_ids, depth)
+        digest = sequence.chain.digest(sequence.token_ids, depth)
         return any(
             depth < len(one.token_ids) // self._config.page_size and one.chain.digest(one.token_ids, depth) == digest
             for one in self._prefilling
@@ -246,8 +271,8 @@ class Scheduler:
         """Gives a place, and pages for all its tokens; False if there are none, even by preempting lower priorities."""
         page_size, num_tokens = self._config.page_size, len(sequence.token_ids)
         assert sequence.num_tokens == num_tokens, "a token of a waiting sequence is still on its way"
-        num_usable = sequence.chain.num_usable(sequence.token_ids)
-        cached = self.prefix.match(sequence.chain.digests(sequence.token_ids, num_pages=num_usable))
+        digests = sequence.chain.digests(sequence.token_ids, num_pages=sequence.num_usable_pages)
+        cached = self.prefix.match(digests)
         num_new = -(-num_tokens // page_size) - len(cached)
         while not self._has_room(cached, num_new):
             if not self._running or self._running[-1].rank[0] <= sequence.rank[0]:
@@ -302,11 +327,15 @@ class Scheduler:
         sequence.num_registered_pages = num_full
         sequence.register_at = (num_full + 1) * page_size
 
-    def _add_token(self, sequence: Sequence, token_id: int, *, now: float) -> SequenceOutput:
+    def _add_token(self, sequence: Sequence, token_id: int, score: TokenScore | None, *, now: float) -> SequenceOutput:
         sequence.token_ids.append(token_id)
+        if sequence.processors is not None:
+            sequence.processors.add(token_id)
         num_known, reason = len(sequence.token_ids), None
         if token_id in sequence.stop_token_ids:
             reason = FinishReason.STOP
+        elif sequence.processors is not None and sequence.processors.finish_reason is not None:
+            reason = sequence.processors.finish_reason
         elif num_known == sequence.max_num_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
@@ -315,7 +344,9 @@ class Scheduler:
             self._register_pages(sequence)
         request_id = sequence.request.request_id
         if num_known > sequence.num_prompt + 1:
-            return SequenceOutput(request_id, (token_id,), reason)
+            if score is None:
+                return SequenceOutput(request_id, (token_id,), reason)
+            return SequenceOutput(request_id, (token_id,), reason, scores=(score,))
         started_s = now if sequence.started_s is None else sequence.started_s
         return SequenceOutput(
             request_id,
@@ -324,6 +355,8 @@ class Scheduler:
             num_cached_tokens=sequence.num_cached_tokens,
             queue_s=started_s - sequence.submitted_s,
             prefill_s=now - started_s,
+            scores=() if score is None else (score,),
+            prompt_scores=tuple(sequence.prompt_scores),
         )
 
     def _end(self, sequence: Sequence) -> None:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from ostrya.engine.kv.pool import PageId
 from ostrya.engine.kv.prefix import Chain
-from ostrya.engine.types import EngineRequest
+from ostrya.engine.processors import RowProcessors
+from ostrya.engine.types import EngineRequest, TokenScore
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,6 +45,10 @@ class Sequence:
     """Prompt tokens reused at the first admission."""
     started_s: float | None = None
     """Launch of the first step that had it."""
+    processors: RowProcessors | None = None
+    """None: it wants none."""
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    """Of the tokens after the prompt's first, as far as they are computed and wanted."""
     ended: bool = False
     """Finished or aborted: a commit of a step that still has it leaves it alone."""
 
@@ -51,6 +56,18 @@ class Sequence:
     def is_running(self) -> bool:
         """It has a place and pages."""
         return self.slot >= 0
+
+    @property
+    def num_unscored(self) -> int:
+        """Prompt tokens whose scores are wanted and not yet there: they cannot come from a cache."""
+        if self.request.sampling.num_prompt_top is None:
+            return 0
+        return self.num_prompt - self.request.num_output_tokens - 1 - len(self.prompt_scores)
+
+    @property
+    def num_usable_pages(self) -> int:
+        """That a hit may cover: never the last token, as its logits are needed."""
+        return 0 if self.num_unscored > 0 else self.chain.num_usable(self.token_ids)
 
     @property
     def num_generated(self) -> int:

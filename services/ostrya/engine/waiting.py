@@ -45,7 +45,7 @@ class Waiting:
             return window
 
         def key(sequence: Sequence) -> tuple[int, float]:
-            saved_s = prefix.depth(sequence.chain, sequence.token_ids) * page_size / tokens_per_s
-            return sequence.rank[0], sequence.submitted_s - saved_s
+            depth = prefix.depth(sequence.chain, sequence.token_ids, num_pages=sequence.num_usable_pages)
+            return sequence.rank[0], sequence.submitted_s - depth * page_size / tokens_per_s
 
         return sorted(window, key=key)

@@ -50,6 +50,10 @@ class Part:
     """Of the prompt, on the replica that computed it first."""
     worker_id: WorkerId
     decision_id: str
+    logprobs: tuple[common_pb2.TokenLogprobs, ...] = ()
+    """One for each of token_ids, if asked for."""
+    prompt_logprobs: tuple[common_pb2.TokenLogprobs, ...] = ()
+    """On the first part, if asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,7 @@ class Job:
     prompt: "array[int]"
     sampling: convert.Sampling
     routing: Routing
+    bad_words: tuple[tuple[int, ...], ...] = ()
     span: Span = NO_SPAN
     """Of the whole request; each try becomes a part of it."""
 
@@ -117,6 +122,8 @@ class Proxy:
                             cached_tokens=cached_tokens,
                             worker_id=worker_id,
                             decision_id=decision.decision_id,
+                            logprobs=tuple(message.logprobs),
+                            prompt_logprobs=tuple(message.prompt_logprobs),
                         )
                         if message.finish_reason:
                             return
@@ -176,6 +183,7 @@ class Proxy:
             model=self._model,
             received=received,
             sampling=job.sampling,
+            bad_words=job.bad_words,
             namespace=job.ticket.namespace,
         )
         remaining_s = job.ticket.deadline - self._clock()

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -42,16 +43,24 @@ FLUSH_S = 1.0
 """For the last statuses to reach their clients."""
 
 
-async def serve(settings: WorkerSettings, config: EngineConfig, *, factory: str | None = None) -> int:
+async def serve(
+    settings: WorkerSettings,
+    config: EngineConfig,
+    *,
+    factory: str | None = None,
+    vocabulary: Callable[[], list[bytes]] = list,
+) -> int:
     """Runs a worker until SIGTERM or SIGINT (0), or until it cannot go on (1); one more signal ends its drain.
 
-    `factory` ("module:function") replaces the backend's own runner.
+    `factory` ("module:function") replaces the backend's own runner; `vocabulary` says what each token spells.
     """
     logs.setup("worker", settings.log_level)
     descriptors.raise_limit()
     stop = stop_signal()
     stopping = asyncio.create_task(stop.wait())
-    start = partial(EngineProcess.start, config, max_waiting=settings.max_waiting, factory=factory)
+    start = partial(
+        EngineProcess.start, config, max_waiting=settings.max_waiting, factory=factory, vocabulary=vocabulary
+    )
     starting = asyncio.create_task(start())
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, model=config.model_name)

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ostrya.engine.plan import Bucket, StepPlan
+from ostrya.engine.plan import Bucket, Scores, StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,9 @@ class StepHandle(Protocol):
 
     def tokens(self) -> npt.NDArray[np.int32]:
         """[R] the token each row chose; rows that want none hold anything. Blocks; raises what the step raised."""
+
+    def scores(self) -> Scores | None:
+        """What plan.scoring asked for; None if it asked for nothing. Blocks like tokens()."""
 
 
 class Runner(Protocol):

@@ -32,7 +32,7 @@ class Chain:
         return self._digests[:num_pages]
 
     def num_usable(self, token_ids: "array[int]") -> int:
-        """Pages that a hit may cover: never the last token, as its logits are needed."""
+        """Full pages before the last token."""
         return (len(token_ids) - 1) // self._page_size
 
     def digest(self, token_ids: "array[int]", page_index: int) -> Digest:
@@ -78,11 +78,10 @@ class PrefixCache:
             pages.append(page)
         return pages
 
-    def depth(self, chain: Chain, token_ids: "array[int]") -> int:
-        """How many leading pages of `token_ids` are known and usable; a few look-ups, as what is known is
+    def depth(self, chain: Chain, token_ids: "array[int]", *, num_pages: int) -> int:
+        """How many of the first `num_pages` pages of `token_ids` are known; a few look-ups, as what is known is
         prefix-closed."""
-        num_usable = chain.num_usable(token_ids)
-        return bisect_left(range(num_usable), True, key=lambda i: chain.digest(token_ids, i) not in self._page_of)
+        return bisect_left(range(num_pages), True, key=lambda i: chain.digest(token_ids, i) not in self._page_of)
 
     def register(self, page: PageId, digest: Digest, *, page_index: int) -> PageId:
         """Makes a full page matchable and returns the page that holds `digest` from now on.
