@@ -91,11 +91,22 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
                 await asyncio.Event().wait()
             if self.fail_after is not None and self.fail_after[0] == position:
                 raise self.fail_after[1]
-            yield inference_pb2.GenerateResponse(
-                text=word, token_ids=[position], replica="worker-0", decision_id="decision-1", request_id=request_id
-            )
+            for choice in range(request.n or 1):
+                yield inference_pb2.GenerateResponse(
+                    text=word.upper() if choice else word,
+                    token_ids=[position],
+                    replica="worker-0",
+                    decision_id="decision-1",
+                    request_id=request_id,
+                    choice=choice,
+                    logprobs=_logprobs(request, position),
+                    prompt_logprobs=_logprobs(request, 100) if position == choice == 0 else [],
+                )
         usage = common_pb2.Usage(prompt_tokens=7, completion_tokens=len(self.words), cached_tokens=4)
-        yield inference_pb2.GenerateResponse(finish_reason=common_pb2.FINISH_REASON_STOP, usage=usage)
+        for choice in range(request.n or 1):
+            yield inference_pb2.GenerateResponse(
+                finish_reason=common_pb2.FINISH_REASON_STOP, usage=usage, choice=choice
+            )
 
     @status.translated
     async def Tokenize(
@@ -216,3 +227,11 @@ async def _end_tasks() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+def _logprobs(request: inference_pb2.GenerateRequest, token_id: int) -> list[common_pb2.TokenLogprobs]:
+    """Of one token, if they are asked for."""
+    if not request.sampling.HasField("logprobs"):
+        return []
+    top = list(range(request.sampling.logprobs))
+    return [common_pb2.TokenLogprobs(logprob=-token_id, top_token_ids=top, top_logprobs=[-0.5] * len(top))]

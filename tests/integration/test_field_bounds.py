@@ -1,7 +1,7 @@
 """Every string, bytes and repeated field of every request has a bound: walked by descriptor, tried over sockets against
 the real servicers. A new field without a row here fails; so does a row whose bound is not kept."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeAlias, cast
 
@@ -17,13 +17,42 @@ from tests.integration.edge import CONTEXT, SERVICES, failure_of, violation, wor
 
 SETTINGS = RouterSettings(no_replica_wait_s=0.2, max_messages=8, max_prompt_bytes=4_096)
 
-Json: TypeAlias = "str | int | float | list[Json] | dict[str, Json]"
+Json: TypeAlias = "str | int | float | Sequence[Json] | Mapping[str, Json] | Mapping[int, float]"
 Row: TypeAlias = tuple[dict[str, "Json"], str, str]
 """A request as keyword arguments, the field that its refusal names, and the words that tell the limit."""
 
 LONG = "x" * 257
 NAME = "at most 256 characters"
 STOP_IDS: Row = ({"text": "a", "sampling": {"stop_token_ids": [5] * 1_025}}, "sampling.stop_token_ids", "1024 ids")
+BIASES: list[Row] = [
+    ({"text": "a", "sampling": {"logit_bias": dict.fromkeys(range(1_025), 0.5)}}, "sampling.logit_bias", "1024 tokens"),
+    ({"text": "a", "sampling": {"logit_bias": {1_000: 0.5}}}, "sampling.logit_bias", "tokens 0 to 999"),
+    ({"text": "a", "sampling": {"logit_bias": {5: 101.0}}}, "sampling.logit_bias[5]", "[-100, 100]"),
+]
+FORMS: dict[str, list[Row]] = {
+    **{
+        kind: [
+            (
+                {"text": "a", "sampling": {"structured": {kind: "x" * 65_537}}},
+                f"sampling.structured.{kind}",
+                "at most 65536 bytes",
+            )
+        ]
+        for kind in ("json_schema", "regex", "lark")
+    },
+    "choice": [
+        (
+            {"text": "a", "sampling": {"structured": {"choice": ["x"] * 1_025}}},
+            "sampling.structured.choice",
+            "at most 1024",
+        ),
+        (
+            {"text": "a", "sampling": {"structured": {"choice": ["x" * 32_769] * 2}}},
+            "sampling.structured.choice",
+            "at most 65536 bytes",
+        ),
+    ],
+}
 TURN: Json = {"role": "user", "content": "a"}
 
 ROWS: dict[str, list[Row]] = {
@@ -46,6 +75,11 @@ ROWS: dict[str, list[Row]] = {
         ({"text": "a", "stop": ["x"] * 17}, "stop", "at most 16"),
         ({"text": "a", "stop": ["a", LONG]}, "stop[1]", "1 to 256 bytes"),
     ],
+    "InferenceService.Generate bad_words": [
+        ({"text": "a", "bad_words": ["x"] * 129}, "bad_words", "at most 128"),
+        ({"text": "a", "bad_words": ["a", LONG]}, "bad_words[1]", "1 to 256 bytes"),
+    ],
+    "InferenceService.Generate sampling.logit_bias": BIASES,
     "InferenceService.Tokenize model": [({"model": LONG, "text": "a"}, "model", NAME)],
     "InferenceService.Tokenize text": [({"text": "x" * 4_097}, "text", "at most 4096 bytes")],
     "InferenceService.Tokenize messages": [({"messages": [TURN] * 9}, "messages", "at most 8 messages")],
@@ -68,8 +102,23 @@ ROWS: dict[str, list[Row]] = {
     "WorkerService.Generate sampling.stop_token_ids": [
         ({"token_ids": [1], "sampling": {"stop_token_ids": [5] * 1_025}}, "sampling.stop_token_ids", "1024 ids")
     ],
+    "WorkerService.Generate sampling.logit_bias": [
+        ({"token_ids": [1], "sampling": arguments["sampling"]}, field, words) for arguments, field, words in BIASES
+    ],
+    "WorkerService.Generate bad_words": [
+        ({"token_ids": [1], "bad_words": [{"token_ids": [5]}] * 257}, "bad_words", "at most 256")
+    ],
+    "WorkerService.Generate bad_words.token_ids": [
+        ({"token_ids": [1], "bad_words": [{"token_ids": [5] * 513}]}, "bad_words[0].token_ids", "1 to 512 tokens"),
+        ({"token_ids": [1], "bad_words": [{"token_ids": [5, 1_000]}]}, "bad_words[0].token_ids[1]", "0 to 999"),
+    ],
     "WorkerService.Generate cache_namespace": [({"cache_namespace": LONG, "token_ids": [1]}, "cache_namespace", NAME)],
 }
+for kind, forms in FORMS.items():
+    ROWS[f"InferenceService.Generate sampling.structured.{kind}"] = forms
+    ROWS[f"WorkerService.Generate sampling.structured.{kind}"] = [
+        ({"token_ids": [1], "sampling": arguments["sampling"]}, field, words) for arguments, field, words in forms
+    ]
 # Numbers that mean a time: the only others which a caller may choose without a bound of their type.
 TIMES: dict[str, list[Row]] = {
     f"{method} {value}": [

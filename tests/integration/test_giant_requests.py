@@ -50,7 +50,7 @@ def stop_ids(number: int) -> bytes:
 
 GIANTS = {
     "messages": (TURN * 700_000, "at most 4096 messages"),
-    "sampling.stop_token_ids": (stop_ids(NUM_IDS), "at most 1024 ids"),
+    "sampling": (stop_ids(NUM_IDS), "at most 1024 stop_token_ids"),
     "token_ids": (b"\x2a" + varint(NUM_IDS) + b"\x05" * NUM_IDS, "at most 1048576 ids"),
 }
 

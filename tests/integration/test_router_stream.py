@@ -75,7 +75,7 @@ async def test_max_tokens_ends_with_length() -> None:
         assert (text_of(responses), responses[-1].finish_reason) == ("a long", LENGTH)
 
 
-@pytest.mark.parametrize("refusal", [Refusal.UNAVAILABLE, Refusal.QUEUE_FULL])
+@pytest.mark.parametrize("refusal", [Refusal.UNAVAILABLE, Refusal.QUEUE_FULL, Refusal.FAULT])
 async def test_before_the_first_token_another_replica_is_tried(refusal: Refusal) -> None:
     async with bed(Behaviour(refusal=refusal), Behaviour(refusal=refusal)) as stand:
         stand.workers[1].behaviour = saying("from one")
@@ -87,7 +87,7 @@ async def test_before_the_first_token_another_replica_is_tried(refusal: Refusal)
         await stand.idle()
 
 
-@pytest.mark.parametrize("fault", ["breaks_after_tokens", "dies_after_tokens"])
+@pytest.mark.parametrize("fault", ["breaks_after_tokens", "dies_after_tokens", "garbles_after_tokens"])
 async def test_after_the_first_token_the_answer_continues_exactly_elsewhere(fault: str) -> None:
     """The tokens are those of an undisturbed run with the same seed, and the usage that of one request."""
     request = Request(token_ids=range(10, 60), sampling=Params(seed=1234, max_tokens=20))
@@ -118,6 +118,65 @@ async def test_after_the_first_token_the_answer_continues_exactly_elsewhere(faul
         await stand.idle()
 
 
+async def test_a_continuation_tells_output_from_prompt_and_repeats_no_log_probability() -> None:
+    sampling = Params(seed=1, max_tokens=20, min_tokens=12, logprobs=0, prompt_logprobs=0, presence_penalty=1)
+    async with bed(Behaviour(num_tokens=50), Behaviour(num_tokens=50)) as stand:
+        for worker in stand.workers:
+            worker.behaviour.breaks_after_tokens = 7
+        responses = await stand.ask(Request(token_ids=range(10, 20), sampling=sampling, bad_words=["no"]))
+        tries = sorted(
+            (request for worker in stand.workers for request in worker.record.requests),
+            key=lambda request: request.num_output_tokens,
+        )
+        assert [(one.num_output_tokens, one.sampling.min_tokens) for one in tries] == [(0, 12), (7, 5), (14, 0)]
+        assert all(one.sampling.presence_penalty == 1 for one in tries)
+        assert all([bytes(word.token_ids) for word in one.bad_words] == [b"no", b" no"] for one in tries)
+        assert [-one.logprob for each in responses for one in each.logprobs] == tokens_of(responses)
+        assert [-one.logprob for each in responses for one in each.prompt_logprobs] == list(range(11, 20))
+        await stand.idle()
+
+
+async def test_n_answers_come_from_one_replica_with_noise_of_their_own_and_end_each_by_itself() -> None:
+    async with bed(*[Behaviour(num_tokens=6) for _ in range(3)]) as stand:
+        responses = await stand.ask(Request(text="What?", n=4, sampling=Params(seed=9, prompt_logprobs=0)))
+        (worker,) = [one for one in stand.workers if one.record.requests]
+        sent = worker.record.requests
+        assert len({request.sampling.seed for request in sent}) == 4
+        assert sum(request.sampling.HasField("prompt_logprobs") for request in sent) == 1
+        for choice in range(4):
+            own = [one for one in responses if one.choice == choice]
+            assert [one.finish_reason for one in own if one.finish_reason] == [STOP]
+            assert own[-1].usage.completion_tokens == len(tokens_of(own)) == 6
+            assert [bool(one.prompt_logprobs) for one in own] == [choice == 0] + [False] * (len(own) - 1)
+        alone = await stand.ask(Request(text="What?", sampling=Params(seed=9)))
+        assert tokens_of(alone) == tokens_of([one for one in responses if one.choice == 0])
+        await stand.idle()
+
+
+async def test_a_stop_string_ends_one_of_n_answers_and_the_others_go_on() -> None:
+    async with bed(replace(saying("ab, then END and more"), tokens_per_message=3)) as stand:
+        worker = stand.workers[0]
+        worker.next_token.close()
+        asking = asyncio.create_task(stand.ask(Request(text="What?", n=2, stop=["END"])))
+        await worker.until(lambda one: one.active == 2)
+        worker.next_token.open()
+        responses = await asking
+        assert [text_of([one for one in responses if one.choice == choice]) for choice in (0, 1)] == ["ab, then "] * 2
+        await stand.idle()
+
+
+async def test_a_cancel_of_n_answers_reaches_all_of_them_and_each_has_a_place() -> None:
+    async with bed(Behaviour(num_tokens=50)) as stand:
+        worker = stand.workers[0]
+        worker.next_token.close()
+        call = stand.inference.Generate(Request(text="What?", n=3))
+        await worker.until(lambda one: one.active == 3)
+        assert stand.router.admission.in_flight == 3
+        call.cancel()
+        await worker.until(lambda one: len(one.record.cancelled) == 3)
+        await stand.idle()
+
+
 async def test_when_every_try_fails_the_last_reason_is_told() -> None:
     async with bed(Behaviour(refusal=Refusal.QUEUE_FULL), Behaviour(refusal=Refusal.QUEUE_FULL)) as stand:
         with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -126,6 +185,36 @@ async def test_when_every_try_fails_the_last_reason_is_told() -> None:
         assert details_of(failed.value, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() == 50
         assert sum(len(worker.record.refused) for worker in stand.workers) == 2, "each replica once"
         await stand.idle()
+
+
+async def test_a_replica_that_answers_garbage_has_failed_and_another_is_tried() -> None:
+    async with bed(Behaviour(garbles_after_tokens=0), saying("from one")) as stand:
+        for number in range(6):
+            responses = await stand.ask(Request(text=f"prompt {number}", sampling=Params(seed=number)))
+            assert (text_of(responses), responses[-1].replica) == ("from one", "w1")
+        assert stand.workers[0].record.requests, "six prompts do not all fall on the second of two"
+        stand.workers[1].behaviour = Behaviour(garbles_after_tokens=0)
+        with pytest.raises(grpc.aio.AioRpcError, match="answered what does not decode") as failed:
+            await stand.ask(Request(text="a"))
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        await stand.idle()
+
+
+async def test_a_replica_that_says_garbage_of_itself_is_lost_until_it_does_not(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostrya.router.link._UNUSABLE_BACKOFF_S", 0.1)
+    async with bed(saying("yes")) as stand:
+        (worker,) = stand.workers
+        worker.garbles_info = True
+        await worker.stop()
+        await stand.until(ready=0)
+        await worker.start()
+        await until(lambda: "what a worker says of itself does not decode; not used" in caplog.messages)
+        assert "link ended by a fault of ours; starting it again" not in caplog.messages
+        worker.garbles_info = False
+        await stand.until(ready=1)
+        assert text_of(await stand.ask(Request(text="a"))) == "yes"
 
 
 async def test_a_cancel_reaches_the_replica_at_once_and_leaves_no_count() -> None:

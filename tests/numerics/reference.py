@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from ostrya.engine.models.decoder import DecoderWeights, forward
+from ostrya.engine.models.decoder import DecoderWeights, forward, logits
 from ostrya.engine.models.ops import Embedding, Linear, Norm
 from ostrya.engine.models.source import WeightSource
 from ostrya.engine.models.spec import Activation, Attention, DecoderSpec
@@ -111,6 +111,9 @@ class ReferenceStep:
         tokens: npt.NDArray[np.int32] = self.logits_RV.argmax(-1).int().numpy()
         return tokens
 
+    def scores(self) -> None:
+        pass
+
 
 class ReferenceRunner:
     """A Runner that decodes greedily, in float32."""
@@ -131,15 +134,9 @@ class ReferenceRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> ReferenceStep:
-        logits_RV, self._kv = forward(
-            ReferenceOps.of(plan),
-            self.spec,
-            self.weights,
-            token_ids_T=torch.from_numpy(plan.token_ids),
-            logits_index_R=torch.from_numpy(plan.logits_index),
-            kv=self._kv,
-        )
-        return ReferenceStep(logits_RV)
+        token_ids_T = torch.from_numpy(plan.token_ids)
+        x_TD, self._kv = forward(ReferenceOps.of(plan), self.spec, self.weights, token_ids_T=token_ids_T, kv=self._kv)
+        return ReferenceStep(logits(self.weights, x_TD, torch.from_numpy(plan.logits_index)))
 
     def close(self) -> None:
         pass

@@ -2,10 +2,12 @@
 
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
+from ostrya.cli.report import USAGE, fail
 from ostrya.errors import OstryaError
 
 if TYPE_CHECKING:
@@ -26,6 +28,22 @@ class Sampling:
     """Keep the k likeliest tokens; 0 = all."""
     top_p: float | None = None
     """Keep the likeliest tokens up to this probability."""
+    min_p: float | None = None
+    """Drop tokens less likely than this times the likeliest."""
+    typical_p: float | None = None
+    """Keep the tokens of the most usual surprise up to this probability."""
+    repetition_penalty: float | None = None
+    """Above 1: what was said, also in the prompt, becomes less likely."""
+    presence_penalty: float | None = None
+    """Taken from the logits of tokens that the answer has."""
+    frequency_penalty: float | None = None
+    """Taken as often as the answer has the token."""
+    logit_bias: tuple[str, ...] = ()
+    """TOKEN_ID=VALUE, added to the token's logit; may be given again."""
+    bad_words: tuple[str, ...] = ()
+    """Never say this; may be given again."""
+    min_tokens: int | None = None
+    """Nothing ends the answer before."""
     seed: int | None = None
     """Repeats an answer on any replica."""
     max_tokens: int | None = None
@@ -35,7 +53,82 @@ class Sampling:
 
     def options(self) -> "GenerateOptions":
         """For the client."""
+        options = {name: value for name, value in asdict(self).items() if value is not None}
+        return cast("GenerateOptions", options | {"logit_bias": dict(map(_bias, self.logit_bias))})
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, value = text.partition("=")
+    try:
+        return int(token_id), float(value)
+    except ValueError:
+        fail(f"--logit-bias is {text!r}; allowed: TOKEN_ID=VALUE, as in 42=-3.5", USAGE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """The form of an answer; at most one."""
+
+    json_schema: str | None = None
+    """A JSON schema, or @FILE with one."""
+    regex: str | None = None
+    """An expression that the whole answer matches, or @FILE."""
+    choice: tuple[str, ...] = ()
+    """One of these; may be given again."""
+    lark: str | None = None
+    """A Lark grammar with a rule `start`, or @FILE."""
+
+    def options(self) -> "GenerateOptions":
+        """For the client."""
+        given = {name: _text(name, value) for name, value in asdict(self).items() if value}
+        if len(given) > 1:
+            fail(f"--{' and --'.join(given).replace('_', '-')} cannot go together", USAGE)
+        return cast("GenerateOptions", {"structured": given} if given else {})
+
+
+def _text(name: str, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    if isinstance(value, tuple) or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        fail(f"--{name.replace('_', '-')} {value}: {error}", USAGE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """How many answers, and what is told of them."""
+
+    n: int | None = None
+    """Answers to the one prompt, printed when all are there."""
+    logprobs: int | None = None
+    """Log probabilities of the answer's tokens and of so many of the likeliest beside each, on stderr."""
+
+    def options(self) -> "GenerateOptions":
+        """For the client."""
         return cast("GenerateOptions", {name: value for name, value in asdict(self).items() if value is not None})
+
+
+def print_answers(stream: "Stream", console: Console, notes: Console | None) -> None:
+    """Prints each of n answers, then the log probabilities of their tokens, if they were asked for, to `notes`."""
+    from ostrya.client.answer import joined
+
+    began = time.monotonic()
+    with stream:
+        chunks = list(stream)
+    first_s = time.monotonic() - began
+    for choice, text in enumerate(joined(chunks)):
+        if len(stream.ends) > 1:
+            console.print(f"[{choice}] ", end="", style="dim", markup=False)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if notes is None:
+        return
+    for chunk in chunks:
+        for token_id, one in zip(chunk.token_ids, chunk.logprobs, strict=False):
+            top = ", ".join(f"{other} {logprob:.4f}" for other, logprob in one.top)
+            line = f"[{chunk.choice}] token {token_id} {one.logprob:.4f}" + (f"; likeliest {top}" if top else "")
+            notes.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+    notes.print(cost_line(stream, first_s, first_s), style="dim", highlight=False, soft_wrap=True)
 
 
 def print_answer(stream: "Stream", console: Console, notes: Console | None) -> str:

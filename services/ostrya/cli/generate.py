@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from ostrya.cli.answering import Sampling
+from ostrya.cli.answering import Choices, Form, Sampling
 from ostrya.cli.options import build, takes
 from ostrya.cli.report import DEFAULT_TARGET, USAGE, Target, fail, reported
 
 
-@takes(Sampling, environment=False)
+@takes(Sampling, Form, Choices, environment=False)
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
     target: Target = DEFAULT_TARGET,
@@ -24,7 +24,7 @@ def generate(
     """Ask for one answer and stream it. Ctrl-C cancels the request."""
     from rich.console import Console
 
-    from ostrya.cli.answering import print_answer, teller
+    from ostrya.cli.answering import print_answer, print_answers, teller
     from ostrya.client import Client
 
     for name, message in (("--system", system), ("--begin-with", begin_with)):
@@ -36,7 +36,8 @@ def generate(
         fail("the prompt is empty", USAGE)
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": text})
-    options = build(Sampling, values).options()
+    choices = build(Choices, values).options()
+    options = build(Sampling, values).options() | build(Form, values).options() | choices
     if begin_with:
         messages.append({"role": "assistant", "content": begin_with})
         options["continue_final_message"] = True
@@ -46,4 +47,4 @@ def generate(
             stream = client.generate(text, timeout_s=timeout_s, **options)
         else:
             stream = client.generate(messages=messages, timeout_s=timeout_s, **options)
-        print_answer(stream, Console(), notes)
+        (print_answers if choices else print_answer)(stream, Console(), notes)

@@ -56,4 +56,5 @@ def worker(
             "tokenizer_fingerprint": tokenizer.fingerprint,
             "eos_token_ids": tokenizer.eos_token_ids,
         }
-        raise typer.Exit(asyncio.run(app.serve(settings, build(EngineConfig, {**values, **identity}))))
+        config = build(EngineConfig, {**values, **identity})
+        raise typer.Exit(asyncio.run(app.serve(settings, config, vocabulary=tokenizer.vocabulary)))

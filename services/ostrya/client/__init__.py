@@ -5,8 +5,8 @@ request on the server. Built on the stubs in ostrya.api; knows nothing of router
 """
 
 from ostrya.client.aio import AsyncClient, AsyncStream
-from ostrya.client.answer import Chunk, FinishReason, Usage
-from ostrya.client.request import GenerateOptions, Message
+from ostrya.client.answer import Chunk, FinishReason, TokenLogprobs, Usage
+from ostrya.client.request import GenerateOptions, Message, StructuredOutput
 from ostrya.client.sync import Client, Stream
 
 __all__ = [
@@ -18,5 +18,7 @@ __all__ = [
     "GenerateOptions",
     "Message",
     "Stream",
+    "StructuredOutput",
+    "TokenLogprobs",
     "Usage",
 ]

@@ -11,7 +11,7 @@ from typing import Protocol, Self, TypeVar, Unpack
 import grpc
 
 from ostrya.api.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
-from ostrya.client.answer import Answer, Chunk
+from ostrya.client.answer import Answer, Chunk, joined
 from ostrya.client.attempts import CHANNEL_OPTIONS, Attempts, Peer
 from ostrya.client.request import GenerateOptions, Message, chat_messages, generate_request, made
 from ostrya.service.cancelling import is_cancelled
@@ -157,7 +157,11 @@ class AsyncStream(Answer, AsyncIterator[Chunk]):
         return _Read(self._next(), cancelled=self.close)
 
     def read(self) -> "_Read[str]":
-        """The text from here to the end."""
+        """The text from here to the end; of choice 0, if there are several."""
+        return _Read(self._first(), cancelled=self.close)
+
+    def read_all(self) -> "_Read[list[str]]":
+        """The text of each choice from here to the end."""
         return _Read(self._rest(), cancelled=self.close)
 
     def close(self) -> None:
@@ -173,8 +177,11 @@ class AsyncStream(Answer, AsyncIterator[Chunk]):
     ) -> None:
         self.close()
 
-    async def _rest(self) -> str:
-        return "".join([chunk.text async for chunk in self])
+    async def _first(self) -> str:
+        return (await self._rest())[0]
+
+    async def _rest(self) -> list[str]:
+        return joined([chunk async for chunk in self])
 
     async def _next(self) -> Chunk:
         try:

@@ -1,6 +1,7 @@
 """Python arguments to request messages. Only what a message cannot hold is refused here; the server says what else is
 wrong, and a copy of its rules would drift."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, TypedDict, TypeVar
 
@@ -30,6 +31,16 @@ _ALLOWED = {
 _MAX_SHOWN = 64
 
 
+class StructuredOutput(TypedDict, total=False):
+    """The form of an answer: exactly one of these."""
+
+    json_schema: str | Mapping[str, object] | bool
+    regex: str
+    choice: Sequence[str]
+    lark: str
+    """An EBNF grammar with a rule `start`."""
+
+
 class GenerateOptions(TypedDict, total=False):
     """How to answer. What is absent takes the server's default; absent is not zero."""
 
@@ -43,6 +54,18 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    bad_words: Sequence[str]
+    min_tokens: int
+    n: int
+    logprobs: int
+    prompt_logprobs: int
+    structured: StructuredOutput
     continue_final_message: bool
 
 
@@ -57,17 +80,11 @@ def generate_request(
     if unknown := options.keys() - known.keys():
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     stop = options.get("stop")
-    sampling = made(
-        common_pb2.SamplingParams,
-        "sampling.",
-        temperature=options.get("temperature"),
-        top_k=options.get("top_k"),
-        top_p=options.get("top_p"),
-        seed=options.get("seed"),
-        max_tokens=options.get("max_tokens"),
-        stop_token_ids=options.get("stop_token_ids"),
-        ignore_eos=options.get("ignore_eos"),
-    )
+    fields = common_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+    given: dict[str, object] = {name: value for name, value in options.items() if name in fields}
+    if (structured := options.get("structured")) is not None:
+        given["structured"] = _structured(structured)
+    sampling = made(common_pb2.SamplingParams, "sampling.", **given)
     return made(
         inference_pb2.GenerateRequest,
         request_id=options.get("request_id"),
@@ -77,8 +94,25 @@ def generate_request(
         token_ids=token_ids,
         stop=[stop] if isinstance(stop, str) else stop,
         continue_final_message=options.get("continue_final_message"),
+        bad_words=options.get("bad_words"),
+        n=options.get("n"),
         sampling=sampling,
     )
+
+
+def _structured(structured: StructuredOutput) -> common_pb2.StructuredOutput:
+    where = "sampling.structured"
+    known = StructuredOutput.__annotations__
+    if not isinstance(structured, Mapping) or structured.keys() - known.keys():
+        raise InvalidRequest(where, _type(structured), f"a dictionary with one of {', '.join(known)}")
+    schema = structured.get("json_schema")
+    fields: dict[str, object] = {**structured}
+    if schema is not None and not isinstance(schema, str):
+        try:
+            fields["json_schema"] = json.dumps(schema)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{where}.json_schema", _type(schema), "what JSON can hold") from error
+    return made(common_pb2.StructuredOutput, f"{where}.", **fields)
 
 
 def chat_messages(messages: Sequence[Message] | None) -> list[inference_pb2.ChatMessage]:
@@ -110,6 +144,10 @@ def made(kind: type[M], where: str = "", /, **fields: object) -> M:
 
 def _refusal(kind: type[ProtoMessage], where: str, name: str, value: object) -> InvalidRequest:
     field = kind.DESCRIPTOR.fields_by_name[name]
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        entry = field.message_type.fields_by_name
+        allowed = f"from {_ALLOWED[entry['key'].cpp_type]} to {_ALLOWED[entry['value'].cpp_type]}"
+        return InvalidRequest(where + name, _shown(value, allowed), f"a dictionary {allowed}")
     allowed = _ALLOWED[field.cpp_type]
     if not field.is_repeated:
         return InvalidRequest(where + name, _shown(value, allowed), allowed)

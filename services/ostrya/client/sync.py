@@ -9,7 +9,7 @@ from typing import Protocol, Self, TypeVar, Unpack
 import grpc
 
 from ostrya.api.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
-from ostrya.client.answer import Answer, Chunk
+from ostrya.client.answer import Answer, Chunk, joined
 from ostrya.client.attempts import CHANNEL_OPTIONS, Attempts, OnRetry, Peer
 from ostrya.client.request import GenerateOptions, Message, chat_messages, generate_request, made
 
@@ -167,8 +167,12 @@ class Stream(Answer, Iterator[Chunk]):
         raise StopIteration
 
     def read(self) -> str:
-        """The text from here to the end."""
-        return "".join(chunk.text for chunk in self)
+        """The text from here to the end; of choice 0, if there are several."""
+        return self.read_all()[0]
+
+    def read_all(self) -> list[str]:
+        """The text of each choice from here to the end."""
+        return joined(self)
 
     def close(self) -> None:
         """Cancels the request unless it has ended. The stream then ends without an error."""

@@ -14,15 +14,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Never
 
 from ostrya.engine import wire
 from ostrya.engine.backends.base import LoadedModel, Runner, StepHandle
+from ostrya.engine.compiling import Compiled, Compiling
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.engine import Engine
-from ostrya.engine.types import EngineInfo, StepReport
+from ostrya.engine.grammar import FIELD, Grammars, Matcher
+from ostrya.engine.types import EngineInfo, EngineRequest, RequestId, StepReport
 from ostrya.errors import InvalidRequest, ModelLoadError, OstryaError
 
 RunnerFactory = Callable[[EngineConfig], tuple[Runner, LoadedModel]]
@@ -34,19 +36,23 @@ class _StepDone:
 
 _STEP_DONE: Final = _StepDone()
 
-Mailbox = queue.SimpleQueue[wire.ToChild | _StepDone]
-"""Bounded by the parent: it limits its open requests, and each has one Submit and at most one Abort."""
+Mailbox = queue.SimpleQueue[wire.ToChild | _StepDone | Compiled]
+"""Bounded by the parent: it limits its open requests, and each has one Submit, one grammar and one Abort at most."""
 
 
 class EngineLoop:
     """Turns of the engine; the mailbox is handled between and during steps, a report goes out every HEARTBEAT_S."""
 
-    def __init__(self, engine: Engine, sock: socket.socket, mailbox: Mailbox) -> None:
+    def __init__(self, engine: Engine, sock: socket.socket, mailbox: Mailbox, grammars: Grammars | None) -> None:
         self._engine = engine
+        self._compiling = None if grammars is None else Compiling(grammars, mailbox.put)
         self._sock = sock
         self._mailbox = mailbox
         self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step-waiter")
         self._next_heartbeat_s = 0.0
+        self._attended: StepHandle | None = None
+        self._is_done = False
+        """The attended step."""
 
     def run(self) -> Never:
         """Never returns; the reader thread ends the process when the parent closes the socket."""
@@ -59,29 +65,59 @@ class EngineLoop:
             while not self._mailbox.empty():
                 self._handle_next()
 
-    def _attend(self, handle: StepHandle) -> None:
-        """Handles messages until the step is done."""
-        self._waiter.submit(handle.tokens).add_done_callback(lambda _: self._mailbox.put(_STEP_DONE))
-        while not self._handle_next():
-            pass
+    def _attend(self, handle: StepHandle, until_s: float | None) -> None:
+        """Handles messages until the step is done, or until then."""
+        if handle is not self._attended:
+            self._attended, self._is_done = handle, False
+            self._waiter.submit(handle.tokens).add_done_callback(lambda _: self._mailbox.put(_STEP_DONE))
+        while not self._is_done and (until_s is None or time.monotonic() < until_s):
+            self._handle_next(until_s)
 
-    def _handle_next(self) -> bool:
-        """Waits for one message, or until a heartbeat is due. True when the message says that the step is done."""
+    def _handle_next(self, until_s: float | None = None) -> None:
+        """Waits for one message, until then at most; sends the heartbeat that is due."""
+        wake_s = self._next_heartbeat_s if until_s is None else min(until_s, self._next_heartbeat_s)
+        if self._compiling is not None:
+            for request_id, error in self._compiling.overdue().items():
+                self._refuse(request_id, error)
         try:
-            message = self._mailbox.get(timeout=max(0.0, self._next_heartbeat_s - time.monotonic()))
+            message = self._mailbox.get(timeout=max(0.0, wake_s - time.monotonic()))
         except queue.Empty:
-            self._send(StepReport(load=self._engine.load(), shape=self._engine.running))
-            return False
+            if time.monotonic() >= self._next_heartbeat_s:
+                self._send(StepReport(load=self._engine.load(), shape=self._engine.running))
+            return
         match message:
+            case wire.Submit(request) if request.sampling.grammar is None:
+                self._submit(request)
             case wire.Submit(request):
-                try:
-                    self._engine.submit(request)
-                except InvalidRequest as error:
-                    self._send_message(wire.Refused(request.request_id, error.field, error.value, error.allowed))
+                if self._compiling is None:
+                    refusal = InvalidRequest(FIELD, "given", "nothing: this worker was started without a vocabulary")
+                    self._refuse(request.request_id, refusal)
+                else:
+                    self._compiling.begin(request)
+            case Compiled(request, matcher):
+                assert self._compiling is not None
+                if not self._compiling.is_wanted(message):
+                    pass
+                elif isinstance(matcher, InvalidRequest):
+                    self._refuse(request.request_id, matcher)
+                else:
+                    self._submit(request, matcher)
             case wire.Abort(request_id):
                 self._engine.abort(request_id)
+                if self._compiling is not None:
+                    self._compiling.abort(request_id)
                 self._next_heartbeat_s = 0.0  # the freed pages are news
-        return message is _STEP_DONE
+            case _StepDone():
+                self._is_done = True
+
+    def _submit(self, request: EngineRequest, matcher: Matcher | None = None) -> None:
+        try:
+            self._engine.submit(request, matcher)
+        except InvalidRequest as error:
+            self._refuse(request.request_id, error)
+
+    def _refuse(self, request_id: RequestId, error: InvalidRequest) -> None:
+        self._send_message(wire.Refused(request_id, error.field, error.value, error.allowed))
 
     def _send(self, report: StepReport) -> None:
         self._send_message(wire.Report(report))
@@ -100,15 +136,18 @@ def main(argv: list[str]) -> int:
     start = wire.receive(sock)
     assert isinstance(start, wire.Start)
     mailbox: Mailbox = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sock, mailbox), name="parent-reader", daemon=True).start()
+    grammars: Future[Grammars | None] = Future()
+    reading = (sock, mailbox, start.config, grammars)
+    threading.Thread(target=_read, args=reading, name="parent-reader", daemon=True).start()
     try:
         engine, info = _load(start)
+        loop = EngineLoop(engine, sock, mailbox, grammars.result())
     except OstryaError as error:
         sock.sendall(wire.frame(wire.Fatal(" ".join(str(error).split()))))
         return 1
     try:
         sock.sendall(wire.frame(wire.Ready(info)))
-        EngineLoop(engine, sock, mailbox).run()
+        loop.run()
     except ConnectionError:
         return 0  # the parent is gone, and the reader thread is about to see it too
 
@@ -146,9 +185,21 @@ def _load(start: wire.Start) -> tuple[Engine, EngineInfo]:
     return engine, info
 
 
-def _read(sock: socket.socket, mailbox: Mailbox) -> None:
-    """Posts the parent's messages; ends the process at once, whatever it is doing, when the parent is gone."""
+def _prepare(grammars: "Future[Grammars | None]", tokens: list[bytes], config: EngineConfig) -> None:
     try:
+        grammars.set_result(Grammars(tokens, eos_token_ids=config.eos_token_ids) if tokens else None)
+    except ValueError as error:
+        refusal = ModelLoadError(f"{config.model_path}: its vocabulary cannot be used for grammars: {error}")
+        grammars.set_exception(refusal)
+
+
+def _read(sock: socket.socket, mailbox: Mailbox, config: EngineConfig, grammars: "Future[Grammars | None]") -> None:
+    """Makes the grammars while the model is loaded, then posts the parent's messages; ends the process at once,
+    whatever it is doing, when the parent is gone."""
+    try:
+        vocabulary = wire.receive(sock)
+        assert isinstance(vocabulary, wire.Vocabulary)
+        _prepare(grammars, vocabulary.tokens, config)
         while True:
             mailbox.put(wire.receive(sock))
     except (EOFError, OSError):

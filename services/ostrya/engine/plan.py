@@ -4,7 +4,7 @@ Rows are sequences; decode rows (one token) come first, then prefill chunks. Eve
 a backend sees few shapes. Padding tokens write to page 0, which no sequence owns; padding rows have kv_lens 0.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,94 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Entries:
+    """Numbers for single tokens of single rows: [N] each, not padded (a backend with fixed shapes pads them)."""
+
+    row: I32
+    token: I32
+    value: F32
+
+    def plus_one(self, rows: npt.NDArray[np.intp], tokens: I32) -> "Entries":
+        """With 1 more for each of these tokens."""
+        value, new = self.value.copy(), []
+        for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            here = np.flatnonzero((self.row == row) & (self.token == token))
+            value[here] += 1
+            if not len(here):
+                new.append(index)
+        return Entries(
+            row=np.append(self.row, rows[new]).astype(np.int32),
+            token=np.append(self.token, tokens[new]),
+            value=np.append(value, np.ones(len(new), np.float32)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """What grammars allow: G rows have one."""
+
+    row: I32
+    """[G]"""
+    words: I32
+    """[G, W] bit t % 32 of word t // 32: whether token t is allowed. Tokens beyond 32 W are not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processors:
+    """What changes logits and weights besides temperature, top_k and top_p; kernels/sampling.py says in which order."""
+
+    bias: Entries
+    """Added to logits; -inf forbids the token."""
+    seen: Entries
+    """The tokens that penalties are about, each once a row; value: how often the output has it, 0 = only the prompt."""
+    repetition_penalty: F32
+    """[R] 1 = none."""
+    presence_penalty: F32
+    """[R] 0 = none."""
+    frequency_penalty: F32
+    """[R] 0 = none."""
+    min_p: F32
+    """[R] 0 = none."""
+    typical_p: F32
+    """[R] 1 = none."""
+    mask: Mask | None = None
+
+    @property
+    def has_penalty(self) -> npt.NDArray[np.bool_]:
+        """[R] whether `seen` changes anything."""
+        has_one: npt.NDArray[np.bool_] = (
+            (self.repetition_penalty != 1) | (self.presence_penalty != 0) | (self.frequency_penalty != 0)
+        )
+        return has_one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """Tokens whose log probabilities are wanted: first those that rows of this step choose, then prompt tokens."""
+
+    row: I32
+    """[N] rows whose own token is scored."""
+    index: I32
+    """[M] in [0, T): after which token ..."""
+    target: I32
+    """[M] ... this one stands."""
+    num_top: I32
+    """[N + M] how many of the likeliest tokens are wanted beside each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """The answer to a Scoring: N + M tokens in its order, K = the largest num_top."""
+
+    logprob: F32
+    """[N + M]"""
+    top_ids: I32
+    """[N + M, K] likeliest first."""
+    top_logprobs: F32
+    """[N + M, K]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """T = bucket.tokens, R = bucket.rows, P = bucket.pages. The first num_tokens / num_rows entries are real."""
 
@@ -33,7 +121,9 @@ class StepPlan:
     """Rows [0, num_decode_rows) have exactly one token."""
 
     token_ids: I32
-    """[T]"""
+    """[T] 0 where token_source says where the token comes from."""
+    token_source: I32
+    """[T] -1, or the row of the step before whose sampled token stands here: fed forward on the device."""
     positions: I32
     """[T] absolute position of each token."""
     slot_mapping: I32
@@ -57,3 +147,21 @@ class StepPlan:
     """[R] in [0, 1): the noise of (seed, position), drawn on the host so that no device needs a generator."""
     wants_token: npt.NDArray[np.bool_]
     """[R] false for a chunk that does not end its prompt: its token is ignored."""
+
+    processors: Processors | None = None
+    """None: no row wants any."""
+    scoring: Scoring | None = None
+    """None: no row wants any."""
+
+
+def fed_forward(plan: StepPlan, last_tokens: I32) -> StepPlan:
+    """The plan with the tokens [R] of the step before put where token_source asks for them, and counted as seen."""
+    if (plan.token_source < 0).all():
+        return plan
+    token_ids = np.where(plan.token_source < 0, plan.token_ids, last_tokens[plan.token_source])
+    processors = plan.processors
+    if processors is not None:
+        own_source = plan.token_source[plan.logits_index]
+        rows = np.flatnonzero(processors.has_penalty & (own_source >= 0))
+        processors = replace(processors, seen=processors.seen.plus_one(rows, last_tokens[own_source[rows]]))
+    return replace(plan, token_ids=token_ids, token_source=np.full_like(plan.token_source, -1), processors=processors)

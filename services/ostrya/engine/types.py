@@ -1,7 +1,7 @@
 """What goes into an engine and what comes out of it. Plain values that cross a process boundary; no torch, no I/O."""
 
 from enum import StrEnum
-from typing import NewType
+from typing import Literal, NewType
 
 import msgspec
 
@@ -17,6 +17,14 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of an output; engine/grammar.py reads it."""
+
+    kind: Literal["json_schema", "regex", "choice", "lark"]
+    text: str
+    """Of a choice: a JSON list of strings."""
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are chosen; every field decided (defaults are resolved in worker/convert.py)."""
 
@@ -29,6 +37,21 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that never come to stand in the output."""
+    min_tokens: int = 0
+    """Before so many nothing but max_tokens ends the output."""
+    num_top: int | None = None
+    """Log probabilities of the output, with so many of the likeliest tokens beside each; None: none."""
+    num_prompt_top: int | None = None
+    """The same of the prompt."""
+    grammar: Grammar | None = None
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,21 +61,40 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     sampling: Sampling
     cache_namespace: str = ""
+    priority: int = 0
+    """Higher goes first, and is preempted last."""
+    num_output_tokens: int = 0
+    """Of the last token_ids: output that another engine has made; the rest is the prompt."""
 
 
-class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step added to one request."""
+class TokenScore(msgspec.Struct, frozen=True, array_like=True):
+    """What the model gave one token, before any processor."""
+
+    logprob: float
+    """Natural logarithm."""
+    top_ids: tuple[int, ...] = ()
+    """Likeliest first."""
+    top_logprobs: tuple[float, ...] = ()
+
+
+class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What one step added to one request. There is one for every row of every step, so what does not change is told
+    with the first token only."""
 
     request_id: RequestId
     token_ids: tuple[int, ...]
     """Includes a stop or end-of-sequence token that ended the request."""
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
-    """Prompt tokens reused at the first admission."""
+    """With the first token: prompt tokens reused at the first admission."""
     queue_s: float = 0.0
-    """From submit to the first step that had it."""
+    """With the first token: from submit to the first step that had it."""
     prefill_s: float = 0.0
-    """From that step to the first token; 0 until there is one."""
+    """With the first token: from that step to now."""
+    scores: tuple[TokenScore, ...] = ()
+    """One for each of token_ids, if asked for."""
+    prompt_scores: tuple[TokenScore, ...] = ()
+    """With the first token, if asked for: one for each prompt token but the first."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

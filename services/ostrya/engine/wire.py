@@ -1,7 +1,7 @@
 """What a worker and its engine process say to each other: msgpack frames with a length in front, over one socket pair.
 
-The parent sends Start, then Submit and Abort; the child sends Ready or Fatal, then Report and Refused. Closing the
-socket ends both.
+The parent sends Start and Vocabulary, then Submit and Abort; the child sends Ready or Fatal, then Report and Refused.
+Closing the socket ends both.
 """
 
 import socket
@@ -21,6 +21,13 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     config: EngineConfig
     factory: str
+
+
+class Vocabulary(msgspec.Struct, frozen=True, tag=True):
+    """Second frame, while the child loads: what each token spells, for grammars. Without any, they are refused."""
+
+    tokens: list[bytes]
+    """By id; empty for special tokens."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -58,7 +65,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     allowed: str
 
 
-ToChild = Start | Submit | Abort
+ToChild = Start | Vocabulary | Submit | Abort
 ToParent = Ready | Fatal | Report | Refused
 
 HEARTBEAT_S = 0.2

@@ -37,8 +37,9 @@ class Admission:
         self.in_flight = 0
 
     @contextmanager
-    def admit(self, *, request_id: str, remaining_s: float | None) -> Iterator[Ticket]:
-        """A place until the block ends. `remaining_s` is what the client's deadline leaves; None: it has none.
+    def admit(self, *, request_id: str, remaining_s: float | None, num_places: int = 1) -> Iterator[Ticket]:
+        """A place until the block ends, for each of its answers. `remaining_s` is what the client's deadline leaves;
+        None: it has none. Who finds one place gets all, or a small router would never take many answers.
 
         InvalidRequest for an unusable id, Overloaded if every place is taken, DeadlineExceeded if no time is left.
         """
@@ -53,7 +54,7 @@ class Admission:
                 f"{self.in_flight} requests are in flight; the router's limit is {self._max_in_flight}; try later",
                 retry_after_s=RETRY_AFTER_S,
             )
-        self.in_flight += 1
+        self.in_flight += num_places
         try:
             yield Ticket(
                 request_id=request_id or uuid.uuid4().hex,
@@ -62,4 +63,4 @@ class Admission:
                 deadline=math.inf if remaining_s is None or remaining_s > ENDLESS_S else self._clock() + remaining_s,
             )
         finally:
-            self.in_flight -= 1
+            self.in_flight -= num_places

@@ -6,16 +6,20 @@ length is checked by `check_length` once the text has become tokens.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from struct import pack
+from typing import TypeAlias, TypeVar
 
 from ostrya.api.v1 import common_pb2, inference_pb2, worker_pb2
 from ostrya.errors import InvalidRequest, UnknownModel
-from ostrya.service.bounds import MAX_STOP_TOKEN_IDS, check_name, check_number
+from ostrya.service.bounds import MAX_BAD_WORD_BYTES, MAX_BAD_WORDS, MAX_CHOICES, check_name, check_number
+from ostrya.service.sampling import check_numbers, check_ranges, has
 from ostrya.text.chat import Chat, Message
 
-MAX_TEMPERATURE = 100.0
+N = TypeVar("N")
+
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 ROLES = ("system", "user", "assistant", "developer", "tool")
@@ -57,6 +61,21 @@ class Sampling:
     max_tokens: int | None
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool | None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured: common_pb2.StructuredOutput | None = None
+    """Checked for its size; a worker says whether it makes sense."""
+
+    def of_choice(self, choice: int) -> "Sampling":
+        """For one of n answers: noise of its own, and the prompt's log probabilities only once."""
+        return self if choice == 0 else replace(self, seed=_choice_seed(self.seed, choice), prompt_logprobs=None)
 
 
 Prompt: TypeAlias = "str | Chat | array[int]"
@@ -70,6 +89,8 @@ class Asked:
     prompt: Prompt
     sampling: Sampling
     stop: tuple[str, ...]
+    bad_words: tuple[str, ...]
+    num_choices: int
 
 
 def refuse_giant(
@@ -79,7 +100,8 @@ def refuse_giant(
     check_number("messages", request.messages, bounds.max_messages, "messages")
     if isinstance(request, inference_pb2.GenerateRequest):
         check_number("stop", request.stop, MAX_STOPS, "strings")
-        check_number("sampling.stop_token_ids", request.sampling.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids")
+        check_number("bad_words", request.bad_words, MAX_BAD_WORDS, "words")
+        check_numbers(request.sampling)
         check_number("token_ids", request.token_ids, bounds.max_prompt_bytes // _ID_BYTES, "ids")
         if len(request.token_ids) >= limits.context_tokens:
             check_length(len(request.token_ids), max_tokens=None, limits=limits)
@@ -88,6 +110,11 @@ def refuse_giant(
 def request_bytes(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> int:
     """What going through the request costs, as bytes of text."""
     return request.ByteSize() + _MESSAGE_BYTES * len(request.messages)
+
+
+def num_choices(request: inference_pb2.GenerateRequest) -> int:
+    """How many streams the request is, before anything about it is checked."""
+    return min(request.n, MAX_CHOICES) or 1
 
 
 def asked(
@@ -103,7 +130,9 @@ def asked(
     return Asked(
         prompt=_prompt(request, bounds, limits),
         sampling=_sampling(request.sampling, limits, draw_seed),
-        stop=_stop(request.stop),
+        stop=_words(request.stop, "stop", MAX_STOP_BYTES),
+        bad_words=_words(request.bad_words, "bad_words", MAX_BAD_WORD_BYTES),
+        num_choices=_num_choices(request.n),
     )
 
 
@@ -223,40 +252,49 @@ def _token_ids(token_ids: Sequence[int], field: str, limits: Limits) -> "array[i
 
 
 def _sampling(sampling: common_pb2.SamplingParams, limits: Limits, draw_seed: Callable[[], int]) -> Sampling:
-    temperature = sampling.temperature if sampling.HasField("temperature") else None
-    if temperature is not None and not 0 <= temperature <= MAX_TEMPERATURE:  # false for NaN too
-        raise InvalidRequest("sampling.temperature", _number(temperature), f"[0, {MAX_TEMPERATURE:g}]")
-    top_p = sampling.top_p if sampling.HasField("top_p") else None
-    if top_p is not None and not 0 < top_p <= 1:
-        raise InvalidRequest("sampling.top_p", _number(top_p), "(0, 1]")
-    top_k = sampling.top_k if sampling.HasField("top_k") else None
-    if top_k is not None and top_k < 0:
-        raise InvalidRequest("sampling.top_k", top_k, "0 (all) or more")
-    max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
-    if max_tokens is not None and max_tokens < 1:
-        raise InvalidRequest("sampling.max_tokens", max_tokens, "1 or more, or absent for what the context has left")
+    check_ranges(sampling, vocab_size=limits.vocab_size)
+
+    def given(name: str, value: N) -> N | None:
+        return value if has(sampling, name) else None
+
     return Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
+        temperature=given("temperature", sampling.temperature),
+        top_k=given("top_k", sampling.top_k),
+        top_p=given("top_p", sampling.top_p),
         seed=sampling.seed if sampling.HasField("seed") else draw_seed(),
-        max_tokens=max_tokens,
+        max_tokens=given("max_tokens", sampling.max_tokens),
         stop_token_ids=tuple(_token_ids(sampling.stop_token_ids, "sampling.stop_token_ids", limits)),
-        ignore_eos=sampling.ignore_eos if sampling.HasField("ignore_eos") else None,
+        ignore_eos=given("ignore_eos", sampling.ignore_eos),
+        min_p=given("min_p", sampling.min_p),
+        typical_p=given("typical_p", sampling.typical_p),
+        repetition_penalty=given("repetition_penalty", sampling.repetition_penalty),
+        presence_penalty=given("presence_penalty", sampling.presence_penalty),
+        frequency_penalty=given("frequency_penalty", sampling.frequency_penalty),
+        logit_bias=dict(sampling.logit_bias),
+        min_tokens=sampling.min_tokens,
+        logprobs=given("logprobs", sampling.logprobs),
+        prompt_logprobs=given("prompt_logprobs", sampling.prompt_logprobs),
+        structured=given("structured", sampling.structured),
     )
 
 
-def _number(value: float) -> str:
-    """Nine digits tell every float32 from its neighbours, and so from the limit."""
-    return f"{value:.9g}"
-
-
-def _stop(stop: Sequence[str]) -> tuple[str, ...]:
-    for position, text in enumerate(stop):
+def _words(words: Sequence[str], field_: str, max_bytes: int) -> tuple[str, ...]:
+    for position, text in enumerate(words):
         size = len(text.encode())
-        if not 1 <= size <= MAX_STOP_BYTES:
-            raise InvalidRequest(f"stop[{position}]", f"{size} bytes long", f"1 to {MAX_STOP_BYTES} bytes")
-    return tuple(dict.fromkeys(stop))
+        if not 1 <= size <= max_bytes:
+            raise InvalidRequest(f"{field_}[{position}]", f"{size} bytes long", f"1 to {max_bytes} bytes")
+    return tuple(dict.fromkeys(words))
+
+
+def _num_choices(n: int) -> int:
+    if n > MAX_CHOICES:
+        raise InvalidRequest("n", n, f"1 to {MAX_CHOICES}")
+    return n or 1
+
+
+def _choice_seed(seed: int, choice: int) -> int:
+    digest = sha256(b"choice" + pack("<QQ", seed, choice)).digest()
+    return int.from_bytes(digest[:8], "little")
 
 
 def prompt_message(prompt: "array[int]") -> worker_pb2.WorkerServiceGenerateRequest:
@@ -274,9 +312,11 @@ def worker_request(
     model: str,
     received: Sequence[int],
     sampling: Sampling,
+    bad_words: Sequence[Sequence[int]] = (),
     namespace: str,
 ) -> worker_pb2.WorkerServiceGenerateRequest:
-    """The request for a worker to go on after `received`: noise is keyed by absolute position, so the seed stays."""
+    """The request for a worker to go on after `received`: noise is keyed by absolute position, so the seed stays; what
+    counts the output is told how much of it there is."""
     params = common_pb2.SamplingParams(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -285,9 +325,25 @@ def worker_request(
         max_tokens=None if sampling.max_tokens is None else sampling.max_tokens - len(received),
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
+        min_p=sampling.min_p,
+        typical_p=sampling.typical_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        min_tokens=max(0, sampling.min_tokens - len(received)) or None,
+        logprobs=sampling.logprobs,
+        # They come with the first token.
+        prompt_logprobs=None if received else sampling.prompt_logprobs,
+        structured=sampling.structured,
     )
     request = worker_pb2.WorkerServiceGenerateRequest(
-        request_id=request_id, model=model, sampling=params, cache_namespace=namespace
+        request_id=request_id,
+        model=model,
+        sampling=params,
+        cache_namespace=namespace,
+        num_output_tokens=len(received),
+        bad_words=[worker_pb2.TokenSequence(token_ids=word) for word in bad_words],
     )
     request.MergeFrom(prompt)
     request.token_ids.extend(received)

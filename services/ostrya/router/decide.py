@@ -8,7 +8,7 @@ import time
 import uuid
 from array import array
 from collections.abc import Callable, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ostrya.prefix.chain import ChainKey, Digest, RoutingDigest, page_digests, root, routing_digests
@@ -26,6 +26,13 @@ _MAX_BLOCKS = 16_384
 
 _SLICE_PAGES = 1_024
 """Hashed in one go: half a millisecond."""
+
+
+@dataclass(slots=True)
+class Together:
+    """What the answers to one prompt share: the replica that the first of them went to computes the prompt for all."""
+
+    worker_id: WorkerId | None = None
 
 
 class Decider:
@@ -52,24 +59,43 @@ class Decider:
         self._chain = chain
         self._long_request_tokens = long_request_tokens
 
-    def open(self, ticket: Ticket, token_ids: "array[int]", *, max_tokens: int | None, seed: int) -> "Routing":
-        """The routing of one request; `seed` breaks ties. No `max_tokens` is as long as the context allows."""
+    def open(
+        self,
+        ticket: Ticket,
+        token_ids: "array[int]",
+        *,
+        max_tokens: int | None,
+        seed: int,
+        together: Together | None = None,
+    ) -> "Routing":
+        """The routing of one answer; `seed` breaks ties. No `max_tokens` is as long as the context allows."""
         key = replace(self._chain, namespace=ticket.namespace)
         is_long = max_tokens is None or max_tokens >= self._long_request_tokens
-        return Routing(self, ticket, token_ids, root=root(key), is_long=is_long, seed=seed)
+        return Routing(
+            self, ticket, token_ids, root=root(key), is_long=is_long, seed=seed, together=together or Together()
+        )
 
 
 class Routing:
     """Where one request goes, try by try."""
 
     def __init__(
-        self, decider: Decider, ticket: Ticket, token_ids: "array[int]", *, root: Digest, is_long: bool, seed: int
+        self,
+        decider: Decider,
+        ticket: Ticket,
+        token_ids: "array[int]",
+        *,
+        root: Digest,
+        is_long: bool,
+        seed: int,
+        together: Together,
     ) -> None:
         self._decider = decider
         self._request_id = ticket.request_id
         self._root = root
         self._is_long = is_long
         self._seed = seed
+        self._together = together
         self._token_ids = token_ids
         self._chains: dict[tuple[int, int], list[RoutingDigest]] = {}
         self._attempt = 0
@@ -91,6 +117,7 @@ class Routing:
         snapshot = decider.fleet.snapshot()
         depths, first_digest = self._depths(snapshot)
         avoided = decider.fleet.avoided(is_long=self._is_long)
+        excluded = excluded | self._others(snapshot)
         looked_up = time.perf_counter()
         choice = pick.choose(
             snapshot,
@@ -104,6 +131,7 @@ class Routing:
         if choice is None:
             return None
         self._attempt += 1
+        self._together.worker_id = self._together.worker_id or choice.worker_id
         decision = Decision(
             decision_id=uuid.uuid4().hex[:16],
             request_id=self._request_id,
@@ -122,6 +150,11 @@ class Routing:
         self._predict(decision)
         decider.metrics.decided(choice, lookup_s=looked_up - started, decision_s=time.perf_counter() - started)
         return decision
+
+    def _others(self, snapshot: FleetSnapshot) -> Set[WorkerId]:
+        """All but the replica of the answers beside this one, for its first try, while that is routable."""
+        ids = {view.worker_id for view in snapshot.replicas}
+        return ids - {self._together.worker_id} if self._attempt == 0 and self._together.worker_id in ids else set()
 
     def _depths(self, snapshot: FleetSnapshot) -> tuple[dict[int, int], RoutingDigest | None]:
         """Leading routing blocks by slot. A pool has one page size and stride, but for a while during an update."""

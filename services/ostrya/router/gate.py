@@ -12,7 +12,7 @@ from ostrya.errors import InvalidRequest
 from ostrya.router import convert
 from ostrya.router.metrics import RouterMetrics
 from ostrya.router.served import ServedModel
-from ostrya.service.bounds import MAX_STOP_TOKEN_IDS
+from ostrya.service.bounds import MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from ostrya.service.status import code_of
 
 log = logging.getLogger(__name__)
@@ -20,11 +20,13 @@ log = logging.getLogger(__name__)
 _LOOK_BYTES = 64 << 10
 """Smaller requests are decoded in a few milliseconds, whatever they are made of."""
 
-_MAX_SAMPLING_BYTES = 16 * MAX_STOP_TOKEN_IDS
-"""Six bytes an id at most, if every one has a tag of its own, and a hundred for the rest."""
+_MAX_SAMPLING_BYTES = 16 * (MAX_STOP_TOKEN_IDS + MAX_LOGIT_BIAS) + 2 * MAX_GRAMMAR_BYTES
+"""Six bytes an id at most, if every one has a tag of its own, thirteen a bias, and a grammar, whose own limit is told
+later, and exactly."""
 
 _MAX_OTHER_FIELDS = 1_024
-"""A request has seven, and lists of ids are one field each; a client that does not pack them sends short ones."""
+"""A request has a dozen and up to 150 strings, and lists of ids are one field each; a client that does not pack them
+sends short ones."""
 
 _KINDS = {
     f"/{method.containing_service.full_name}/{method.name}": method.input_type
@@ -74,8 +76,11 @@ class Gate:
             if name == "text":
                 convert.check_bytes("text", num_bytes, self._bounds)
             elif name == "sampling" and num_bytes > _MAX_SAMPLING_BYTES:
-                shown, allowed = f"more than {MAX_STOP_TOKEN_IDS} ids", f"at most {MAX_STOP_TOKEN_IDS} ids"
-                raise InvalidRequest("sampling.stop_token_ids", shown, allowed)
+                allowed = (
+                    f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids, {MAX_LOGIT_BIAS} tokens in logit_bias and "
+                    f"{MAX_GRAMMAR_BYTES} bytes of a form"
+                )
+                raise InvalidRequest("sampling", f"more than {_MAX_SAMPLING_BYTES} bytes", allowed)
 
     def _refused(self, error: InvalidRequest, *, is_generate: bool) -> None:
         if is_generate:

@@ -50,6 +50,10 @@ class Part:
     """Of the prompt, on the replica that computed it first."""
     worker_id: WorkerId
     decision_id: str
+    logprobs: tuple[common_pb2.TokenLogprobs, ...] = ()
+    """One for each of token_ids, if asked for."""
+    prompt_logprobs: tuple[common_pb2.TokenLogprobs, ...] = ()
+    """On the first part, if asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,7 @@ class Job:
     prompt: "array[int]"
     sampling: convert.Sampling
     routing: Routing
+    bad_words: tuple[tuple[int, ...], ...] = ()
     span: Span = NO_SPAN
     """Of the whole request; each try becomes a part of it."""
 
@@ -117,6 +122,8 @@ class Proxy:
                             cached_tokens=cached_tokens,
                             worker_id=worker_id,
                             decision_id=decision.decision_id,
+                            logprobs=tuple(message.logprobs),
+                            prompt_logprobs=tuple(message.prompt_logprobs),
                         )
                         if message.finish_reason:
                             return
@@ -176,6 +183,7 @@ class Proxy:
             model=self._model,
             received=received,
             sampling=job.sampling,
+            bad_words=job.bad_words,
             namespace=job.ticket.namespace,
         )
         remaining_s = job.ticket.deadline - self._clock()
@@ -187,6 +195,9 @@ class Proxy:
         call = self._fleet.stub(worker_id).Generate(request, timeout=timeout_s, metadata=this.headers())
         try:
             async for message in call:
+                # gRPC's stand-in for bytes that do not decode; its types do not say so.
+                if not isinstance(message, worker_pb2.WorkerServiceGenerateResponse):
+                    raise Unavailable(f"replica {worker_id} answered what does not decode")
                 this.message(message)
                 flight.first_token()
                 self._fleet.report(worker_id, message.load)
@@ -208,7 +219,8 @@ class Proxy:
         # How gRPC itself ends the calls of a server that stops; our servicers never answer these.
         if code is grpc.StatusCode.CANCELLED:
             return _TurnedAway(f"replica {worker_id} is ending")
-        if code is grpc.StatusCode.UNKNOWN:
+        # A fault in the replica's own code, or in what gRPC made of its bytes.
+        if code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL):
             return Unavailable(f"replica {worker_id} ended the call with {code.name}")
         failure = error_of(error)
         if type(failure) is Unavailable and (retry_after_s(failure) is not None or _NEVER_SENT in str(failure)):

@@ -91,6 +91,18 @@ class ServedModel:
         num_bytes = sum(len(message.content) for message in prompt.messages)
         return await self._offload.in_thread(lambda: self._encode_chat(prompt, context_tokens), num_bytes=num_bytes)
 
+    async def sequences(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """The tokens that words become, with a space before them and without."""
+        if not words:
+            return ()
+        num_bytes = sum(map(len, words))
+        return await self._offload.in_thread(lambda: self._sequences(words), num_bytes=num_bytes)
+
+    def _sequences(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        spellings = [text for word in words for text in (word, f" {word}")]
+        found = (tuple(self.tokenizer.encode(text, add_prefix=False)) for text in spellings)
+        return tuple(dict.fromkeys(ids for ids in found if ids))
+
     def _encode(self, text: str, context_tokens: int) -> "array[int]":
         self._refuse_hopeless(text, context_tokens)
         return array("I", self.tokenizer.encode(text))

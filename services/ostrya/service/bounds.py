@@ -14,6 +14,29 @@ MAX_NAME_CHARS = 256
 MAX_STOP_TOKEN_IDS = 1_024
 """A vocabulary has some hundred tokens that anybody would stop at."""
 
+MAX_LOGIT_BIAS = 1_024
+"""As many as stop tokens; what is more is a vocabulary of its own."""
+
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_BYTES = 256
+MAX_BAD_SEQUENCES = 2 * MAX_BAD_WORDS
+"""A word is two: with a space before it and without."""
+MAX_BAD_SEQUENCE_TOKENS = 2 * MAX_BAD_WORD_BYTES
+"""A token has a byte at least; a tokenizer may put some of its own around a word."""
+
+MAX_GRAMMAR_BYTES = 65_536
+"""Of a schema, an expression, a grammar, or all the texts to choose from; half of it compiled in 0.2 s."""
+MAX_GRAMMAR_CHOICES = 1_024
+
+MAX_TOP_LOGPROBS = 20
+"""What OpenAI's API takes; each costs eight bytes a token on the wire."""
+
+MAX_PROMPT_LOGPROBS = 131_072
+"""Numbers, which come in one message: about a megabyte, where many gRPC clients take four."""
+
+MAX_CHOICES = 16
+"""Each is a stream and a place in a worker's step."""
+
 MAX_DRAIN_S = 86_400.0
 """A day; also keeps the sum with a margin inside what a gRPC deadline can say."""
 

@@ -44,19 +44,20 @@ class Detokenizer:
         """Whether a stop string has come; nothing after it is shown."""
         return self._matcher is not None and self._matcher.stopped
 
-    def push(self, token_id: int) -> str:
-        """What this token makes showable; "" while a character or a possible stop string is incomplete."""
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """What this token makes showable; "" while a character or a possible stop string is incomplete. A stop string
+        that this token completes is text like any other unless it `may_stop`."""
         if self._matcher is not None and self._watches_tokens and (special := self._tokenizer.special_text(token_id)):
-            return self._matcher.push([(special,)])
-        return self._match(self._characters.decode(self._tokenizer.token_bytes(token_id)))
+            return self._matcher.push([(special,)], may_stop=may_stop)
+        return self._match(self._characters.decode(self._tokenizer.token_bytes(token_id)), may_stop=may_stop)
 
     def finish(self) -> str:
         """What was held back, at the end of an answer without a stop string; half a character becomes U+FFFD."""
         text = self._match(self._characters.decode(b"", final=True))
         return text if self._matcher is None else text + self._matcher.finish()
 
-    def _match(self, text: str) -> str:
-        return text if self._matcher is None else self._matcher.push(text)
+    def _match(self, text: str, *, may_stop: bool = True) -> str:
+        return text if self._matcher is None else self._matcher.push(text, may_stop=may_stop)
 
 
 def _symbols(pieces: Sequence[str]) -> list[Symbol]:
@@ -110,8 +111,8 @@ class StopMatcher:
                 self._match[child] = self._match[child] or self._match[fail[child]]
         return fail
 
-    def push(self, text: Sequence[Symbol]) -> str:
-        """The text that is certainly before any stop string."""
+    def push(self, text: Sequence[Symbol], *, may_stop: bool = True) -> str:
+        """The text that is certainly before any stop string; those complete where they may not stop are none."""
         if self.stopped:
             return ""
         shown = [*self._held, *text]
@@ -119,7 +120,7 @@ class StopMatcher:
             while self._state and character not in self._next[self._state]:
                 self._state = self._fail[self._state]
             self._state = self._next[self._state].get(character, 0)
-            if self._match[self._state]:
+            if may_stop and self._match[self._state]:
                 self.stopped, self._held = True, []
                 return _characters(shown[: position - self._match[self._state]])
         keep = len(shown) - self._depth[self._state]

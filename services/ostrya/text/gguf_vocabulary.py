@@ -1,7 +1,9 @@
 """Tokenizers inside GGUF metadata. Called by tokenizer.py only."""
 
+import logging
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Set
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
@@ -9,13 +11,19 @@ from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 from ostrya.errors import ModelLoadError
 from ostrya.gguf_header import Metadata, Value, read_first
 from ostrya.text.formats import Stored, is_int, shown
-from ostrya.text.pieces import CONTROL, UNKNOWN, USER_DEFINED, byte_fallback, byte_level, sentence_pieces
+from ostrya.text.pieces import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, byte_fallback, byte_level, sentence_pieces
 from ostrya.text.pre_tokenizers import pre_tokenizer
 
+log = logging.getLogger(__name__)
 
-def from_gguf(path: Path) -> Stored:
+_BRACKETED = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+_BARRED = re.compile(r"<([|\uff5c]).+\1>|\[\|.+\|\]")
+"""How only control tokens are written."""
+
+
+def from_gguf(path: Path, *, known: Set[str]) -> Stored:
     """The tokenizer inside a GGUF file, or in the first part of a split one. ModelLoadError if it has none, one of
-    another kind, or one whose numbers cannot be."""
+    another kind, or one whose numbers cannot be. `known` are special tokens of files without types."""
     keys = _Keys(path, read_first(path).metadata)
     kind = keys.text("tokenizer.ggml.model")
     if kind not in _KINDS:
@@ -23,10 +31,10 @@ def from_gguf(path: Path) -> Stored:
         raise ModelLoadError(f"{path}: {what}; supported: {', '.join(map(repr, _KINDS))}")
     tokens = keys.texts("tokenizer.ggml.tokens")
     try:
-        backend, adds_bos = _KINDS[kind](keys, tokens, path)
+        backend, adds_bos = _KINDS[kind](keys, tokens, path, known)
     except ValueError as error:
         raise ModelLoadError(f"{path}: {error}") from error
-    bos, eos, eot, eom = (keys.token_id(name, len(tokens)) for name in ("bos", "eos", "eot", "eom"))
+    bos, eos, eot, eom = keys.named_ids(len(tokens))
     add_bos = keys.flag("tokenizer.ggml.add_bos_token", adds_bos)
     return Stored(
         backend=backend,
@@ -39,15 +47,15 @@ def from_gguf(path: Path) -> Stored:
     )
 
 
-def _byte_level(keys: "_Keys", tokens: list[str], path: Path) -> tuple[Tokenizer, bool]:
+def _byte_level(keys: "_Keys", tokens: list[str], path: Path, known: Set[str]) -> tuple[Tokenizer, bool]:
     """A backend, and whether a prompt begins with the begin of sequence unless the file says otherwise."""
     pre = pre_tokenizer(keys.text("tokenizer.ggml.pre"), tokens, path)
     backend = byte_level(_ids_of(tokens), keys.merges(), pre)
-    _mark_added(backend, tokens, keys.token_types(len(tokens)))
+    _mark_added(backend, tokens, _types(keys, tokens, path, known))
     return backend, pre.add_bos
 
 
-def _sentence_piece(keys: "_Keys", tokens: list[str], path: Path) -> tuple[Tokenizer, bool]:
+def _sentence_piece(keys: "_Keys", tokens: list[str], path: Path, _: Set[str]) -> tuple[Tokenizer, bool]:
     types = keys.token_types(len(tokens))
     if not types:
         raise ModelLoadError(f"{path}: tokenizer.ggml.token_type is missing; convert the model again")
@@ -66,15 +74,15 @@ def _sentence_piece(keys: "_Keys", tokens: list[str], path: Path) -> tuple[Token
     return backend, True
 
 
-def _gemma4(keys: "_Keys", tokens: list[str], _: Path) -> tuple[Tokenizer, bool]:
+def _gemma4(keys: "_Keys", tokens: list[str], path: Path, known: Set[str]) -> tuple[Tokenizer, bool]:
     unknown = keys.token_id("unknown", len(tokens))
     backend = byte_fallback(_ids_of(tokens), keys.merges(), unknown=None if unknown is None else tokens[unknown])
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
-    _mark_added(backend, tokens, keys.token_types(len(tokens)))
+    _mark_added(backend, tokens, _types(keys, tokens, path, known))
     return backend, True
 
 
-_KINDS: dict[str | None, Callable[["_Keys", list[str], Path], tuple[Tokenizer, bool]]] = {
+_KINDS: dict[str | None, Callable[["_Keys", list[str], Path, Set[str]], tuple[Tokenizer, bool]]] = {
     "gpt2": _byte_level,
     "llama": _sentence_piece,
     "gemma4": _gemma4,
@@ -131,6 +139,10 @@ class _Keys:
                 raise self._error(f"tokenizer.ggml.token_type[{token_id}]", kind, "a whole number")
         return [kind for kind in value if is_int(kind)]
 
+    def named_ids(self, num_tokens: int) -> tuple[int | None, ...]:
+        """Begin of sequence, end of sequence, end of turn, end of message."""
+        return tuple(self.token_id(name, num_tokens) for name in ("bos", "eos", "eot", "eom"))
+
     def token_id(self, name: str, num_tokens: int) -> int | None:
         key = f"tokenizer.ggml.{name}_token_id"
         value = self._metadata.get(key)
@@ -145,6 +157,33 @@ class _Keys:
 
 def _ids_of(tokens: list[str]) -> dict[str, int]:
     return {token: token_id for token_id, token in enumerate(tokens)}
+
+
+def _types(keys: _Keys, tokens: list[str], path: Path, known: Set[str]) -> list[int]:
+    """Of each token; guessed, and said so, where the file has none."""
+    if types := keys.token_types(len(tokens)):
+        return types
+    types = _guessed_types(tokens, keys.merges(), named=set(keys.named_ids(len(tokens))), known=known)
+    fields = {"path": str(path), "num_control": types.count(CONTROL)}
+    log.warning("GGUF without token types; special tokens are known by their text", extra={"fields": fields})
+    return types
+
+
+def _guessed_types(
+    tokens: list[str], merges: list[tuple[str, str]], *, named: Set[int | None], known: Set[str]
+) -> list[int]:
+    """For a file that has none. Only what no merge makes was added to a vocabulary: of that what the file names, what
+    is known and what bars enclose is control; what stands in other brackets ("<think>") stays visible in a text."""
+    made = {"".join(merge) for merge in merges}
+
+    def guessed(token_id: int, token: str) -> int:
+        if token_id in named:
+            return CONTROL
+        if token in made or not _BRACKETED.fullmatch(token):
+            return NORMAL
+        return CONTROL if token in known or _BARRED.fullmatch(token) else USER_DEFINED
+
+    return [guessed(token_id, token) for token_id, token in enumerate(tokens)]
 
 
 def _mark_added(backend: Tokenizer, tokens: list[str], types: list[int], *, normalized: bool = False) -> None:

@@ -19,7 +19,7 @@ from ostrya.text.gguf_vocabulary import from_gguf
 from ostrya.text.pieces import BYTE_OF
 from ostrya.text.segments import SegmentCache
 from ostrya.text.specials import SpecialTokens
-from ostrya.text.turns import ending_ids
+from ostrya.text.turns import ENDS, ending_ids
 
 _SLICE_CHARS, _OVERLAP_CHARS = 1 << 14, 1 << 10
 """A long text is looked at in slices, which go over one another by more than a special token is long."""
@@ -30,7 +30,7 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 
     ModelLoadError if it cannot be read or is of an unsupported kind.
     """
-    return Tokenizer(from_directory(path) if path.is_dir() else from_gguf(path))
+    return Tokenizer(from_directory(path) if path.is_dir() else from_gguf(path, known=ENDS))
 
 
 class Tokenizer:
@@ -122,6 +122,10 @@ class Tokenizer:
         if known is None:
             known = self._bytes[token_id] = self._find_bytes(token_id)
         return known
+
+    def vocabulary(self) -> list[bytes]:
+        """token_bytes of every token. A third of a second for 49,152 of them."""
+        return [self._find_bytes(token_id) for token_id in range(self.vocab_size)]
 
     def special_text(self, token_id: int) -> str:
         """How a special token is written; empty for any other."""

@@ -3,19 +3,36 @@
 A router has checked most of this already; a worker does not rely on it.
 """
 
+import json
 import secrets
 from collections.abc import Callable, Sequence
 
-from ostrya.api.v1 import common_pb2, worker_pb2
-from ostrya.engine.types import EngineInfo, EngineRequest, FinishReason, Load, RequestId, Sampling, SequenceOutput
-from ostrya.errors import InvalidRequest, UnknownModel
-from ostrya.service.bounds import MAX_STOP_TOKEN_IDS, check_drain_s, check_name, check_number
+from msgspec.structs import replace
 
-MAX_TEMPERATURE = 100.0
+from ostrya.api.v1 import common_pb2, worker_pb2
+from ostrya.engine.types import (
+    EngineInfo,
+    EngineRequest,
+    FinishReason,
+    Grammar,
+    Load,
+    RequestId,
+    Sampling,
+    SequenceOutput,
+    TokenScore,
+)
+from ostrya.errors import InvalidRequest, UnknownModel
+from ostrya.service.bounds import (
+    MAX_BAD_SEQUENCE_TOKENS,
+    MAX_BAD_SEQUENCES,
+    check_drain_s,
+    check_name,
+    check_number,
+)
+from ostrya.service.sampling import check_numbers, check_prompt_logprobs, check_ranges
+
 SLICE = 16_384
 """Token ids that are gone through in one go: a millisecond in which no other thread runs."""
-DEFAULT_TEMPERATURE = 1.0
-DEFAULT_TOP_P = 1.0
 
 _FINISH_REASONS = {
     None: common_pb2.FINISH_REASON_UNSPECIFIED,
@@ -39,7 +56,8 @@ def engine_request(
     """The checked request with every default filled in. InvalidRequest or UnknownModel, naming what is wrong."""
     check_name("request_id", request.request_id)
     check_name("cache_namespace", request.cache_namespace)
-    check_number("sampling.stop_token_ids", request.sampling.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids")
+    check_number("bad_words", request.bad_words, MAX_BAD_SEQUENCES, "sequences")
+    check_numbers(request.sampling)
     if request.model not in ("", info.model):
         check_name("model", request.model)
         raise UnknownModel(request.model, (info.model,))
@@ -51,40 +69,71 @@ def engine_request(
             f"at most {info.context_tokens - 1}, one below the context of {info.context_tokens}; shorten the prompt"
         )
         raise InvalidRequest("token_ids", f"{num_prompt} tokens long", allowed)
+    num_output = request.num_output_tokens
+    if num_output >= num_prompt:
+        raise InvalidRequest("num_output_tokens", num_output, f"below the number of token_ids ({num_prompt})")
+    check_ranges(request.sampling, vocab_size=info.vocab_size)
+    sampling = _sampling(request.sampling, num_prompt=num_prompt, info=info, draw_seed=draw_seed)
+    check_prompt_logprobs(num_prompt - num_output, sampling.num_prompt_top)
     return EngineRequest(
         request_id=request_id,
         token_ids=_token_ids(request.token_ids, "token_ids", info),
-        sampling=_sampling(request.sampling, num_prompt=num_prompt, info=info, draw_seed=draw_seed),
+        sampling=replace(sampling, bad_words=_bad_words(request.bad_words, info)),
         cache_namespace=request.cache_namespace,
+        num_output_tokens=num_output,
     )
 
 
 def _sampling(
     params: common_pb2.SamplingParams, *, num_prompt: int, info: EngineInfo, draw_seed: Callable[[], int]
 ) -> Sampling:
-    temperature = params.temperature if params.HasField("temperature") else DEFAULT_TEMPERATURE
-    if not 0 <= temperature <= MAX_TEMPERATURE:  # false for NaN too
-        raise InvalidRequest("sampling.temperature", _number(temperature), f"[0, {MAX_TEMPERATURE:g}]")
-    if params.top_k < 0:
-        raise InvalidRequest("sampling.top_k", params.top_k, "0 (all) or more")
-    top_p = params.top_p if params.HasField("top_p") else DEFAULT_TOP_P
-    if not 0 < top_p <= 1:
-        raise InvalidRequest("sampling.top_p", _number(top_p), "(0, 1]")
     room = info.context_tokens - num_prompt
     max_tokens = params.max_tokens if params.HasField("max_tokens") else room
-    if max_tokens < 1:
-        raise InvalidRequest("sampling.max_tokens", max_tokens, "1 or more, or absent for what the context has left")
     if max_tokens > room:
         allowed = f"at most {room} with this prompt, as the context has {info.context_tokens} tokens"
         raise InvalidRequest("sampling.max_tokens", f"{max_tokens} with a prompt of {num_prompt} tokens", allowed)
+    if params.min_tokens > max_tokens:
+        raise InvalidRequest(
+            "sampling.min_tokens", params.min_tokens, f"at most {max_tokens}, what the context has left"
+        )
     return Sampling(
-        temperature=temperature,
+        temperature=params.temperature if params.HasField("temperature") else 1.0,
         top_k=params.top_k,
-        top_p=top_p,
+        top_p=params.top_p if params.HasField("top_p") else 1.0,
         seed=params.seed if params.HasField("seed") else draw_seed(),
         max_tokens=max_tokens,
         stop_token_ids=frozenset(_token_ids(params.stop_token_ids, "sampling.stop_token_ids", info)),
         ignore_eos=params.ignore_eos,
+        min_p=params.min_p,
+        typical_p=params.typical_p if params.HasField("typical_p") else 1.0,
+        repetition_penalty=params.repetition_penalty if params.HasField("repetition_penalty") else 1.0,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        min_tokens=params.min_tokens,
+        num_top=params.logprobs if params.HasField("logprobs") else None,
+        grammar=_grammar(params.structured) if params.HasField("structured") else None,
+        num_prompt_top=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
+    )
+
+
+def _grammar(structured: common_pb2.StructuredOutput) -> Grammar:
+    if structured.HasField("json_schema"):
+        return Grammar(kind="json_schema", text=structured.json_schema)
+    if structured.HasField("regex"):
+        return Grammar(kind="regex", text=structured.regex)
+    if structured.HasField("lark"):
+        return Grammar(kind="lark", text=structured.lark)
+    return Grammar(kind="choice", text=json.dumps(list(structured.choice)))
+
+
+def _bad_words(words: Sequence[worker_pb2.TokenSequence], info: EngineInfo) -> tuple[tuple[int, ...], ...]:
+    for index, word in enumerate(words):
+        if not 1 <= len(word.token_ids) <= MAX_BAD_SEQUENCE_TOKENS:
+            allowed = f"1 to {MAX_BAD_SEQUENCE_TOKENS} tokens"
+            raise InvalidRequest(f"bad_words[{index}].token_ids", f"{len(word.token_ids)} tokens long", allowed)
+    return tuple(
+        tuple(_token_ids(word.token_ids, f"bad_words[{index}].token_ids", info)) for index, word in enumerate(words)
     )
 
 
@@ -97,11 +146,6 @@ def _token_ids(token_ids: Sequence[int], field: str, info: EngineInfo) -> list[i
             raise InvalidRequest(f"{field}[{index}]", value, f"0 to {info.vocab_size - 1}, the model's vocabulary")
         checked += piece
     return checked
-
-
-def _number(value: float) -> str:
-    """Nine digits tell every float32 from its neighbours, and so from the limit."""
-    return f"{value:.9g}"
 
 
 def drain_timeout_s(request: worker_pb2.DrainRequest, *, default: float) -> float:
@@ -121,7 +165,13 @@ def response(
         finish_reason=_FINISH_REASONS[output.finish_reason],
         usage=usage,
         load=load_report(load),
+        logprobs=map(_logprobs, output.scores),
+        prompt_logprobs=map(_logprobs, output.prompt_scores),
     )
+
+
+def _logprobs(score: TokenScore) -> common_pb2.TokenLogprobs:
+    return common_pb2.TokenLogprobs(logprob=score.logprob, top_token_ids=score.top_ids, top_logprobs=score.top_logprobs)
 
 
 def load_report(load: Load) -> common_pb2.LoadReport:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from ostrya.api.v1 import common_pb2
 from ostrya.cli.main import app
 from ostrya.cli.report import address
 from ostrya.errors import NoReplica, Overloaded
@@ -38,6 +39,54 @@ def test_generate_streams_the_answer_and_reports_its_cost_on_stderr(run: Run, ro
 def test_generate_reads_stdin_and_sends_raw_text(run: Run, router: FakeRouter) -> None:
     assert run("generate", "-", "--raw", "--quiet", typed="Once upon").stdout == "Ironwood is hard.\n"
     assert router.requests[0].text == "Once upon"
+
+
+def test_generate_takes_every_way_to_choose_tokens(run: Run, router: FakeRouter) -> None:
+    words = "--min-p 0.25 --typical-p 0.5 --repetition-penalty 1.5 --presence-penalty -1 --frequency-penalty 0.5 "
+    words += "--logit-bias 7=-0.5 --logit-bias 8=2 --bad-words no --bad-words never --min-tokens 3"
+    assert run("generate", "hi", *words.split()).exit_code == 0
+    (sent,) = router.requests
+    assert sent.sampling == common_pb2.SamplingParams(
+        min_p=0.25,
+        typical_p=0.5,
+        repetition_penalty=1.5,
+        presence_penalty=-1,
+        frequency_penalty=0.5,
+        logit_bias={7: -0.5, 8: 2},
+        min_tokens=3,
+    )
+    assert list(sent.bad_words) == ["no", "never"]
+
+
+def test_generate_asks_for_a_form_from_the_command_line_or_a_file(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    forms = (["--json-schema", f"@{schema}"], ["--regex", "a+"], ["--choice", "yes", "--choice", "no"])
+    for form in forms:
+        assert run("generate", "hi", *form).exit_code == 0
+    assert [request.sampling.structured for request in router.requests] == [
+        common_pb2.StructuredOutput(json_schema='{"type": "object"}'),
+        common_pb2.StructuredOutput(regex="a+"),
+        common_pb2.StructuredOutput(choice=["yes", "no"]),
+    ]
+    result = run("generate", "hi", "--regex", "a", "--lark", "start: x")
+    assert (result.exit_code, result.stderr) == (2, "error: --regex and --lark cannot go together\n")
+    result = run("generate", "hi", "--lark", f"@{tmp_path}/none")
+    assert result.exit_code == 2
+    assert "No such file" in result.stderr
+
+
+def test_a_bias_that_is_none_is_a_mistake_in_the_command(run: Run, router: FakeRouter) -> None:
+    result = run("generate", "hi", "--logit-bias", "7:1")
+    assert (result.exit_code, router.requests) == (2, [])
+    assert "--logit-bias is '7:1'; allowed: TOKEN_ID=VALUE" in result.stderr
+
+
+def test_generate_prints_several_answers_one_after_the_other(run: Run) -> None:
+    result = run("generate", "hi", "--n", "2", "--logprobs", "1")
+    assert result.stdout == "[0] Ironwood is hard.\n[1] IRONWOOD IS HARD.\n"
+    assert "[1] token 3 -3.0000; likeliest 0 -0.5000" in result.stderr
+    assert run("generate", "hi", "--logprobs", "0", "--quiet").stdout == "Ironwood is hard.\n"
 
 
 def test_an_empty_prompt_is_refused_before_it_is_sent(run: Run, router: FakeRouter) -> None:
@@ -285,6 +334,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = """
 import sys
 from typer.testing import CliRunner
+from ostrya.api.v1 import common_pb2
 from ostrya.cli.main import app
 from ostrya.cli.report import address
 assert CliRunner().invoke(app, ["--help"]).exit_code == 0

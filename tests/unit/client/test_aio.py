@@ -129,3 +129,8 @@ async def test_a_worker_is_cordoned_drained_and_uncordoned(router: FakeRouter, c
     assert [what for what, _, _ in router.orders] == ["cordon", "drain", "uncordon"]
     assert router.orders[1] == ("drain", "worker-0", 1.5)
     assert (await client.status()).version == "1.2.3"
+
+
+async def test_several_answers_are_read_as_one_text_each(client: AsyncClient) -> None:
+    assert await client.generate("hi", n=2).read_all() == ["Ironwood is hard.", "IRONWOOD IS HARD."]
+    assert await client.generate("hi", n=2).read() == "Ironwood is hard."

@@ -17,6 +17,28 @@ SECRET = "the secret plan"
         ({"max_tokens": 10**10}, "sampling.max_tokens is 10000000000; allowed: an integer from 0 to 2147483647"),
         ({"max_tokens": "ten"}, "sampling.max_tokens is 'ten'; allowed: an integer from 0 to 2147483647"),
         ({"temperature": "hot"}, "sampling.temperature is 'hot'; allowed: a number"),
+        (
+            {"logit_bias": {5: "much"}},
+            "sampling.logit_bias is {5: 'much'}; "
+            "allowed: a dictionary from an integer from 0 to 4294967295 to a number",
+        ),
+        (
+            {"logit_bias": 5},
+            "sampling.logit_bias is 5; allowed: a dictionary from an integer from 0 to 4294967295 to a number",
+        ),
+        (
+            {"structured": {"json_schema": {"a": {1, 2}}}},
+            "sampling.structured.json_schema is a value of type dict; allowed: what JSON can hold",
+        ),
+        (
+            {"structured": {"schema": "{}"}},
+            "sampling.structured is a value of type dict; "
+            "allowed: a dictionary with one of json_schema, regex, choice, lark",
+        ),
+        (
+            {"structured": {"choice": [1]}},
+            "sampling.structured.choice[0] is a value of type int; allowed: valid UTF-8 text",
+        ),
         ({"ignore_eos": "yes"}, "sampling.ignore_eos is 'yes'; allowed: true or false"),
         ({"stop_token_ids": [1, -2]}, "sampling.stop_token_ids[1] is -2; allowed: an integer from 0 to 4294967295"),
         ({"stop": ["a", SECRET + "\udcff"]}, "stop[1] is not valid UTF-8; allowed: valid UTF-8 text"),

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ostrya.client import Client, Usage
+from ostrya.api.v1 import common_pb2
+from ostrya.client import Client, StructuredOutput, Usage
 from ostrya.errors import DeadlineExceeded, EngineDied, InvalidRequest, NotFound, OstryaError, Overloaded, Unavailable
 from tests.fakes.router import FakeRouter
 
@@ -25,6 +26,88 @@ def test_a_stream_yields_chunks_then_tells_how_it_went(client: Client) -> None:
     assert stream.usage == Usage(prompt_tokens=7, completion_tokens=4, cached_tokens=4)
     assert (stream.finish_reason, stream.replica, stream.decision_id) == ("stop", "worker-0", "decision-1")
     assert stream.request_id == "mine"
+
+
+def test_every_option_is_sent_and_none_under_another_name(router: FakeRouter, client: Client) -> None:
+    client.generate(
+        "hi",
+        temperature=0.5,
+        top_k=3,
+        top_p=0.5,
+        min_p=0.25,
+        typical_p=0.75,
+        repetition_penalty=1.5,
+        presence_penalty=-1,
+        frequency_penalty=1,
+        logit_bias={7: -0.5},
+        bad_words=["no"],
+        min_tokens=2,
+        max_tokens=9,
+        seed=4,
+        stop_token_ids=[1],
+        ignore_eos=True,
+        n=2,
+        logprobs=0,
+        prompt_logprobs=1,
+    ).read()
+    (sent,) = router.requests
+    assert sent.sampling == common_pb2.SamplingParams(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.5,
+        min_p=0.25,
+        typical_p=0.75,
+        repetition_penalty=1.5,
+        presence_penalty=-1,
+        frequency_penalty=1,
+        logit_bias={7: -0.5},
+        min_tokens=2,
+        max_tokens=9,
+        seed=4,
+        stop_token_ids=[1],
+        ignore_eos=True,
+        logprobs=0,
+        prompt_logprobs=1,
+    )
+    assert (list(sent.bad_words), sent.n) == (["no"], 2)
+
+
+def test_a_form_is_sent_as_it_was_given_and_a_schema_as_json(router: FakeRouter, client: Client) -> None:
+    forms: list[StructuredOutput] = [
+        {"json_schema": {"type": "object"}},
+        {"json_schema": '{"type": "string"}'},
+        {"regex": "a+"},
+        {"choice": ["yes", "no"]},
+        {"lark": 'start: "a"'},
+    ]
+    for form in forms:
+        client.generate("hi", structured=form).read()
+    assert [request.sampling.structured for request in router.requests] == [
+        common_pb2.StructuredOutput(json_schema='{"type": "object"}'),
+        common_pb2.StructuredOutput(json_schema='{"type": "string"}'),
+        common_pb2.StructuredOutput(regex="a+"),
+        common_pb2.StructuredOutput(choice=["yes", "no"]),
+        common_pb2.StructuredOutput(lark='start: "a"'),
+    ]
+
+
+def test_several_answers_come_chunk_by_chunk_and_end_one_by_one(client: Client) -> None:
+    stream = client.generate("hi", n=3)
+    assert [chunk.choice for chunk in stream][:6] == [0, 1, 2, 0, 1, 2]
+    assert set(stream.ends) == {0, 1, 2}
+    assert stream.ends[2] == ("stop", Usage(prompt_tokens=7, completion_tokens=4, cached_tokens=4))
+    assert (stream.finish_reason, stream.usage) == stream.ends[0]
+    assert client.generate("hi", n=2).read_all() == ["Ironwood is hard.", "IRONWOOD IS HARD."]
+    assert client.generate("hi", n=2).read() == "Ironwood is hard."
+
+
+def test_log_probabilities_stand_beside_their_tokens(client: Client) -> None:
+    stream = client.generate("hi", logprobs=2, prompt_logprobs=2)
+    chunks = [chunk for chunk in stream if chunk.token_ids]
+    assert [-one.logprob for chunk in chunks for one in chunk.logprobs] == [0, 1, 2, 3]
+    assert chunks[0].logprobs[0].top == ((0, -0.5), (1, -0.5))
+    assert [-one.logprob for one in stream.prompt_logprobs] == [100]
+    assert all(chunk.logprobs == () for chunk in client.generate("hi"))
 
 
 def test_absent_sampling_fields_stay_absent_and_zero_is_sent(router: FakeRouter, client: Client) -> None:

@@ -6,12 +6,23 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
+from re import fullmatch
 
 import pytest
+from msgspec.structs import replace
 
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.process import EngineProcess
-from ostrya.engine.types import EngineRequest, FinishReason, RequestId, Sampling, SequenceOutput, Shape, StepReport
+from ostrya.engine.types import (
+    EngineRequest,
+    FinishReason,
+    Grammar,
+    RequestId,
+    Sampling,
+    SequenceOutput,
+    Shape,
+    StepReport,
+)
 from ostrya.errors import ConfigError, EngineDied, InvalidRequest, ModelLoadError, Overloaded, Unavailable
 from tests.fakes.waiting import Stopwatch
 
@@ -64,6 +75,45 @@ async def test_many_requests_at_once_get_their_own_tokens() -> None:
         together = await asyncio.gather(*(outputs_of(process, request(f"b{n}", prompt=n)) for n in range(1, 9)))
     tokens = [[[t for output in answer for t in output.token_ids] for answer in run] for run in (alone, together)]
     assert tokens[0] == tokens[1]
+
+
+def structured(text: str, *, request_id: str = "r") -> EngineRequest:
+    plain = request(request_id, max_tokens=40)
+    sampling = replace(plain.sampling, grammar=Grammar(kind="regex", text=text))
+    return replace(plain, sampling=sampling)
+
+
+def letters() -> list[bytes]:
+    """A vocabulary of the fake model's size."""
+    return [bytes([number % 256]) if number < 256 else b"" for number in range(1000)]
+
+
+async def test_a_grammar_is_compiled_in_the_child_and_forms_the_answer() -> None:
+    process = await EngineProcess.start(CONFIG, factory=f"{FAKES}:load_runner", vocabulary=letters, timeout_s=30)
+    try:
+        outputs = await outputs_of(process, structured("[a-f]{20}!"))
+        text = bytes(token_id for output in outputs for token_id in output.token_ids)
+        assert fullmatch(rb"[a-f]{20}!", text)
+        assert outputs[-1].finish_reason == FinishReason.STOP
+        with pytest.raises(InvalidRequest, match="unclosed group") as caught:
+            await outputs_of(process, structured("(a"))
+        assert caught.value.field == "sampling.structured.regex"
+        assert process.num_open == 0
+        reading = asyncio.create_task(outputs_of(process, structured("[a-f]*", request_id="gone")))
+        await asyncio.sleep(0)
+        assert process.num_open == 1
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert len(await outputs_of(process, request())) >= 1
+        await until(lambda: process.load.num_running == process.load.num_waiting == 0)
+    finally:
+        await process.close()
+
+
+async def test_without_a_vocabulary_a_grammar_is_refused_in_words() -> None:
+    async with engine() as process:
+        with pytest.raises(InvalidRequest, match="started without a vocabulary"):
+            await outputs_of(process, structured("a"))
 
 
 async def test_full_queue_refuses_with_a_time_to_retry() -> None:

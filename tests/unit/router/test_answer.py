@@ -1,5 +1,7 @@
 """What a client sees of the tokens that arrive."""
 
+from dataclasses import replace
+
 from ostrya.api.v1 import common_pb2, inference_pb2
 from ostrya.router.answer import Answer
 from ostrya.router.proxy import Part
@@ -17,8 +19,22 @@ def part(*token_ids: int, finish: common_pb2.FinishReason.ValueType = GOING_ON) 
     return Part(token_ids=token_ids, finish_reason=finish, cached_tokens=3, worker_id=WorkerId("w0"), decision_id="d0")
 
 
-def answer(*, stop: tuple[str, ...] = (), ending: frozenset[int] = frozenset({END})) -> Answer:
-    return Answer(Detokenizer(TOKENIZER, stop=stop), request_id="r0", num_prompt_tokens=9, ending_token_ids=ending)
+def scored(of: Part) -> Part:
+    """With log probabilities that tell the tokens from each other."""
+    return replace(of, logprobs=tuple(common_pb2.TokenLogprobs(logprob=-token_id) for token_id in of.token_ids))
+
+
+def answer(
+    *, stop: tuple[str, ...] = (), ending: frozenset[int] = frozenset({END}), min_tokens: int = 0, choice: int = 0
+) -> Answer:
+    return Answer(
+        Detokenizer(TOKENIZER, stop=stop),
+        request_id="r0",
+        num_prompt_tokens=9,
+        ending_token_ids=ending,
+        min_tokens=min_tokens,
+        choice=choice,
+    )
 
 
 def collect(to: Answer, *parts: Part) -> list[inference_pb2.GenerateResponse]:
@@ -60,3 +76,26 @@ def test_a_stop_token_is_not_part_of_the_text() -> None:
 def test_a_stop_token_in_the_middle_is_text_like_any_other() -> None:
     (last,) = collect(answer(ending=frozenset({ord("!")})), part(*b"h!i!", finish=LENGTH))
     assert last.text == "h!i!"
+
+
+def test_log_probabilities_go_with_their_tokens_and_end_at_a_stop_string() -> None:
+    prompt = (common_pb2.TokenLogprobs(logprob=-7),)
+    first = replace(scored(part(*b"\xc3")), prompt_logprobs=prompt)
+    one, two = collect(answer(stop=("END",)), first, scored(part(0xA9)), scored(part(*b"ENDING")))
+    assert [-score.logprob for score in one.logprobs] == list(one.token_ids) == [0xC3, 0xA9]
+    assert [-score.logprob for score in two.logprobs] == list(two.token_ids) == list(b"END")
+    assert (list(one.prompt_logprobs), list(two.prompt_logprobs)) == (list(prompt), [])
+
+
+def test_a_stop_string_that_is_complete_before_min_tokens_is_text() -> None:
+    texts = [
+        "".join(
+            one.text for one in collect(answer(stop=("END",), min_tokens=number), part(*b"ENDING END", finish=LENGTH))
+        )
+        for number in (0, 2, 3, 9, 10)
+    ]
+    assert texts == ["", "", "ENDING ", "ENDING ", "ENDING END"]
+
+
+def test_every_message_says_which_choice_it_is_a_part_of() -> None:
+    assert [one.choice for one in collect(answer(choice=3), part(*b"a"), part(*b"b", finish=LENGTH))] == [3, 3]

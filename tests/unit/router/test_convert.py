@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from ostrya.api.v1 import common_pb2, inference_pb2
+from ostrya.api.v1 import common_pb2, inference_pb2, worker_pb2
 from ostrya.errors import InvalidRequest, UnknownModel
 from ostrya.router import convert
 from ostrya.text import chat
@@ -49,6 +49,9 @@ def asked(request: Request) -> convert.Asked:
         (Request(text="a", sampling=Params(max_tokens=0)), "sampling.max_tokens", ("is 0;", "1 or more")),
         (Request(text="a", sampling=Params(max_tokens=-5)), "sampling.max_tokens", ("-5",)),
         (Request(text="a", sampling=Params(stop_token_ids=[3, 99])), "sampling.stop_token_ids[1]", ("99", "49")),
+        (Request(text="a", bad_words=["x", ""]), "bad_words[1]", ("0 bytes", "1 to 256")),
+        (Request(text="a", bad_words=["x"] * 129), "bad_words", ("129 words", "at most 128")),
+        (Request(text="a", n=17), "n", ("17", "1 to 16")),
         (Request(text="a", stop=["x"] * 17), "stop", ("17", "16")),
         (Request(text="a", stop=["x", ""]), "stop[1]", ("0 bytes", "1 to 256")),
         (Request(text="a", stop=["é" * 129]), "stop[0]", ("258 bytes",)),
@@ -152,6 +155,70 @@ def test_a_continuation_keeps_the_seed_and_asks_for_what_is_left() -> None:
     assert list(request.sampling.stop_token_ids) == [7]
     assert not request.sampling.HasField("temperature")
     assert (request.request_id, request.model, request.cache_namespace) == ("r", "tiny", "n")
+
+
+EVERYTHING = Params(
+    seed=5,
+    max_tokens=10,
+    min_p=0.25,
+    typical_p=0.5,
+    repetition_penalty=1.5,
+    presence_penalty=-1,
+    frequency_penalty=2,
+    logit_bias={7: -0.5},
+    min_tokens=6,
+    logprobs=0,
+    prompt_logprobs=2,
+    temperature=0.5,
+    top_k=3,
+    top_p=0.75,
+    stop_token_ids=[9],
+    ignore_eos=True,
+    structured=common_pb2.StructuredOutput(regex="a+"),
+)
+
+
+def sent(received: list[int], *, choice: int = 0) -> worker_pb2.WorkerServiceGenerateRequest:
+    """To a replica, of a request with everything in it."""
+    sampling = asked(Request(text="a", sampling=EVERYTHING)).sampling.of_choice(choice)
+    return convert.worker_request(
+        convert.prompt_message(array("I", [1, 2])),
+        request_id="r",
+        model="tiny",
+        received=received,
+        sampling=sampling,
+        bad_words=[(4,), (5, 6)],
+        namespace="",
+    )
+
+
+def test_a_first_try_sends_every_parameter_as_it_came() -> None:
+    request = sent([])
+    assert request.sampling == EVERYTHING
+    assert request.num_output_tokens == 0
+    assert [list(word.token_ids) for word in request.bad_words] == [[4], [5, 6]]
+
+
+def test_a_continuation_says_how_much_is_output_and_what_is_still_to_come() -> None:
+    request = sent([3, 4, 5, 6])
+    assert (request.num_output_tokens, request.sampling.max_tokens, request.sampling.min_tokens) == (4, 6, 2)
+    assert not request.sampling.HasField("prompt_logprobs"), "they came with the first token"
+    assert request.sampling.logprobs == 0
+    assert request.sampling.structured.regex == "a+"
+    assert [list(word.token_ids) for word in request.bad_words] == [[4], [5, 6]]
+    assert sent([3] * 7).sampling.min_tokens == 0
+
+
+def test_each_choice_has_noise_of_its_own_and_the_first_that_of_a_single_answer() -> None:
+    requests = [sent([], choice=choice) for choice in range(16)]
+    assert requests[0].sampling == EVERYTHING
+    assert len({request.sampling.seed for request in requests}) == 16
+    assert [request.sampling.seed for request in requests] == [sent([], choice=n).sampling.seed for n in range(16)]
+    assert [request.sampling.HasField("prompt_logprobs") for request in requests] == [True] + [False] * 15
+
+
+def test_no_number_of_choices_is_one() -> None:
+    assert [asked(Request(text="a", n=n)).num_choices for n in (0, 1, 16)] == [1, 1, 16]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ostrya.prefix.events import Stored
 from ostrya.prefix.index import PrefixIndex
 from ostrya.router import decide
 from ostrya.router.admission import Ticket
-from ostrya.router.decide import Decider, Routing
+from ostrya.router.decide import Decider, Routing, Together
 from ostrya.router.explain import DecisionLog, candidates, replay
 from ostrya.router.fleet import Fleet
 from ostrya.router.metrics import RouterMetrics
@@ -68,9 +68,11 @@ class Desk:
         slot = self.fleet.followed()[WorkerId(name)].slot
         self.index.apply(slot, [Stored(tuple(routing_digests(pages, stride=stride)))])
 
-    def routing(self, *, namespace: str = "", max_tokens: int | None = 8) -> Routing:
+    def routing(
+        self, *, namespace: str = "", max_tokens: int | None = 8, together: Together | None = None, seed: int = 5
+    ) -> Routing:
         ticket = Ticket(request_id="r", tenant="default", namespace=namespace, deadline=1e9)
-        return self.decider.open(ticket, PROMPT, max_tokens=max_tokens, seed=5)
+        return self.decider.open(ticket, PROMPT, max_tokens=max_tokens, seed=seed, together=together)
 
 
 @pytest.fixture
@@ -209,3 +211,24 @@ async def test_no_prompt_is_so_long_that_its_look_up_takes_long(desk: Desk, monk
     decision = desk.routing().choose()
     assert decision is not None
     assert decision.choice.cached_tokens == 5 * 16
+
+
+async def test_answers_to_one_prompt_go_to_one_replica_first_and_anywhere_afterwards(desk: Desk) -> None:
+    for name in ("w0", "w1", "w2"):
+        desk.add(name, prefix_credit=False)  # so that nothing else brings them together
+    together = Together()
+    routings = [desk.routing(together=together, seed=seed) for seed in range(12)]
+    firsts = [routing.choose() for routing in routings]
+    (chosen,) = {first.choice.worker_id for first in firsts if first is not None}
+    assert all(first is not None and replay(first) == first.choice for first in firsts)
+    second = routings[3].choose(excluded={chosen})
+    assert second is not None
+    assert second.choice.worker_id != chosen
+
+
+async def test_answers_to_one_prompt_do_not_wait_for_a_replica_that_is_gone(desk: Desk) -> None:
+    desk.add("w0")
+    together = Together(WorkerId("w9"))
+    decision = desk.routing(together=together).choose()
+    assert decision is not None
+    assert decision.choice.worker_id == "w0"

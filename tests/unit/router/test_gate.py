@@ -52,8 +52,8 @@ class Stand:
         (GENERATE, Request(text="x" * ((1 << 20) + 1)).SerializeToString(), ("text is 1048577 bytes", "1048576 bytes")),
         (
             GENERATE,
-            Request(text="a", sampling=Params(stop_token_ids=[5] * 70_000)).SerializeToString(),
-            ("sampling.stop_token_ids", "more than 1024 ids"),
+            Request(text="a", sampling=Params(stop_token_ids=[5] * 170_000)).SerializeToString(),
+            ("sampling is more than 163840 bytes", "1024 stop_token_ids"),
         ),
         (GENERATE, UNPACKED * 40_000, ("request", "more than 1024 fields", "packed")),
     ],
@@ -73,7 +73,16 @@ def test_a_giant_is_refused_before_it_is_decoded(method: str, raw: bytes, words:
         Request(messages=[TURN] * 200),
         Request(text="x" * (1 << 20)),
         Request(token_ids=range(200_000)),
-        Request(text="x" * 70_000, sampling=Params(stop_token_ids=[2**32 - 1] * 1_024), stop=["x" * 256] * 16),
+        Request(
+            text="x" * 70_000,
+            sampling=Params(
+                stop_token_ids=[2**32 - 1] * 1_024,
+                logit_bias={2**32 - 1 - n: -100.0 for n in range(1_024)},
+                min_tokens=9,
+            ),
+            stop=["x" * 256] * 16,
+            bad_words=["x" * 256] * 128,
+        ),
     ],
     ids=["messages", "text", "ids", "all at once"],
 )

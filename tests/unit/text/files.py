@@ -22,6 +22,7 @@ def write_gguf(
     merges: Sequence[str] = ("a b",),
     template: str | None = None,
     ids: Mapping[str, int | str | float | bool] | None = None,
+    has_types: bool = True,
 ) -> Path:
     """`control` and `user_defined` tokens follow the ordinary ones. `ids`: eos -> a token, or whatever shall stand
     there instead of its id."""
@@ -32,7 +33,8 @@ def write_gguf(
         writer.add_tokenizer_pre(pre)
     writer.add_token_list(everything)
     kinds = [_NORMAL] * len(tokens) + [_CONTROL] * len(control) + [_USER_DEFINED] * len(user_defined)
-    writer.add_token_types(kinds)
+    if has_types:
+        writer.add_token_types(kinds)
     writer.add_token_merges(list(merges))
     for name, value in (ids or {}).items():
         key = f"tokenizer.ggml.{name}_token_id"

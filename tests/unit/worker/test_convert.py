@@ -6,7 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from ostrya.api.v1 import common_pb2, worker_pb2
-from ostrya.engine.types import EngineInfo, EngineRequest, FinishReason, Load, RequestId, Sampling, SequenceOutput
+from ostrya.engine.types import (
+    EngineInfo,
+    EngineRequest,
+    FinishReason,
+    Grammar,
+    Load,
+    RequestId,
+    Sampling,
+    SequenceOutput,
+    TokenScore,
+)
 from ostrya.errors import InvalidRequest, UnknownModel
 from ostrya.worker import convert
 
@@ -51,6 +61,84 @@ def test_given_fields_are_taken_even_when_zero() -> None:
     assert convert_request(sampling=given).sampling == Sampling(
         temperature=0.0, top_k=3, top_p=0.5, seed=0, max_tokens=4, stop_token_ids=frozenset({9}), ignore_eos=True
     )
+
+
+def test_everything_that_changes_the_choice_reaches_the_engine() -> None:
+    given = common_pb2.SamplingParams(
+        min_p=0.25,
+        typical_p=0.5,
+        repetition_penalty=1.5,
+        presence_penalty=-1,
+        frequency_penalty=2,
+        logit_bias={7: -0.5},
+        min_tokens=3,
+        logprobs=0,
+        prompt_logprobs=2,
+    )
+    request = worker_pb2.WorkerServiceGenerateRequest(
+        token_ids=[1, 2, 3],
+        sampling=given,
+        num_output_tokens=2,
+        bad_words=[worker_pb2.TokenSequence(token_ids=ids) for ids in ([4], [5, 6])],
+    )
+    asked = convert.engine_request(request, request_id=RequestId("r"), info=INFO, draw_seed=lambda: 77)
+    assert asked == EngineRequest(
+        request_id=RequestId("r"),
+        token_ids=[1, 2, 3],
+        num_output_tokens=2,
+        sampling=Sampling(
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            seed=77,
+            max_tokens=97,
+            min_p=0.25,
+            typical_p=0.5,
+            repetition_penalty=1.5,
+            presence_penalty=-1,
+            frequency_penalty=2,
+            logit_bias={7: -0.5},
+            bad_words=((4,), (5, 6)),
+            min_tokens=3,
+            num_top=0,
+            num_prompt_top=2,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "grammar"),
+    [
+        (common_pb2.StructuredOutput(json_schema="{}"), Grammar(kind="json_schema", text="{}")),
+        (common_pb2.StructuredOutput(regex="a+"), Grammar(kind="regex", text="a+")),
+        (common_pb2.StructuredOutput(lark='start: "a"'), Grammar(kind="lark", text='start: "a"')),
+        (common_pb2.StructuredOutput(choice=["a", 'b"']), Grammar(kind="choice", text='["a", "b\\""]')),
+    ],
+)
+def test_a_form_reaches_the_engine(form: common_pb2.StructuredOutput, grammar: Grammar) -> None:
+    assert convert_request(sampling=common_pb2.SamplingParams(structured=form)).sampling.grammar == grammar
+
+
+def test_a_request_is_not_output_alone() -> None:
+    request = worker_pb2.WorkerServiceGenerateRequest(token_ids=[1, 2, 3], num_output_tokens=3)
+    with pytest.raises(InvalidRequest, match="num_output_tokens is 3; allowed: below the number of token_ids"):
+        convert.engine_request(request, request_id=RequestId("r"), info=INFO)
+
+
+def test_more_tokens_than_there_is_room_for_cannot_be_the_least() -> None:
+    with pytest.raises(InvalidRequest, match=r"sampling\.min_tokens is 98; allowed: at most 97"):
+        convert_request(sampling=common_pb2.SamplingParams(min_tokens=98))
+
+
+def test_the_output_of_another_replica_is_no_prompt_to_be_scored() -> None:
+    info = replace(INFO, context_tokens=200_000)
+    request = worker_pb2.WorkerServiceGenerateRequest(
+        token_ids=[1] * 131_073, num_output_tokens=1, sampling=common_pb2.SamplingParams(prompt_logprobs=0)
+    )
+    convert.engine_request(request, request_id=RequestId("r"), info=info)
+    request.num_output_tokens = 0
+    with pytest.raises(InvalidRequest, match="prompt_logprobs"):
+        convert.engine_request(request, request_id=RequestId("r"), info=info)
 
 
 def test_model_may_be_named_or_left_out() -> None:
@@ -144,3 +232,12 @@ def test_output_becomes_a_message_with_load() -> None:
     assert message.finish_reason == common_pb2.FINISH_REASON_LENGTH
     assert message.usage.prompt_tokens == 3
     assert (message.load.num_running, message.load.queried_tokens_total, message.load.hit_tokens_total) == (2, 9, 4)
+
+
+def test_scores_become_log_probabilities() -> None:
+    score, bare = TokenScore(-0.5, (7, 8), (-0.25, -0.5)), TokenScore(-2.0)
+    output = SequenceOutput(request_id=RequestId("r"), token_ids=(8, 9), scores=(score, bare), prompt_scores=(bare,))
+    message = convert.response(output, usage=None, load=Load())
+    expected = common_pb2.TokenLogprobs(logprob=-0.5, top_token_ids=[7, 8], top_logprobs=[-0.25, -0.5])
+    assert list(message.logprobs) == [expected, common_pb2.TokenLogprobs(logprob=-2)]
+    assert list(message.prompt_logprobs) == [common_pb2.TokenLogprobs(logprob=-2)]

@@ -63,6 +63,8 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client, or empty: the server makes one. At most 128 printable ASCII characters without spaces."""
     model: _builtins.str
@@ -73,6 +75,8 @@ class GenerateRequest(_message.Message):
     """The last message, which is the assistant's, is the beginning of the answer: it stays open and the answer goes on
     from its end. Without this the answer is a new turn, whoever spoke last.
     """
+    n: _builtins.int
+    """Answers to the one prompt, each with noise of its own; choice 0 is what n = 1 gives. Range [1, 16]; 0 = 1."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """At most 4,096, with contents of 4 MiB of UTF-8 together."""
@@ -89,6 +93,12 @@ class GenerateRequest(_message.Message):
         that token too, although it is no part of the answer's text.
         """
 
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """No answer has one of these, with or without a space before it; at most 128, each 1 to 256 bytes. What is kept out are
+        the tokens that they become, so that the same letters in other tokens can pass.
+        """
+
     def __init__(
         self,
         *,
@@ -100,10 +110,12 @@ class GenerateRequest(_message.Message):
         sampling: _common_pb2.SamplingParams | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
         continue_final_message: _builtins.bool = ...,
+        bad_words: _abc.Iterable[_builtins.str] | None = ...,
+        n: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "sampling", b"sampling", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "continue_final_message", b"continue_final_message", "messages", b"messages", "model", b"model", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "bad_words", b"bad_words", "continue_final_message", b"continue_final_message", "messages", b"messages", "model", b"model", "n", b"n", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
     _WhichOneofArgType__text: _TypeAlias = _typing.Literal["_text", b"_text"]  # noqa: Y015
@@ -122,22 +134,35 @@ class GenerateResponse(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     DECISION_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text added by this message: always whole characters."""
     finish_reason: _common_pb2.FinishReason.ValueType
-    """Set on the last message only."""
+    """Set on the last message of each choice only."""
     replica: _builtins.str
     """The replica that produced these tokens."""
     decision_id: _builtins.str
     """Ask AdminService.ExplainRoute about it within ten minutes."""
     request_id: _builtins.str
+    choice: _builtins.int
+    """Which of n answers this is a part of."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens added by this message."""
 
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
-        """Set on the last message."""
+        """Set on the last message of each choice, and about that choice."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """One for each of token_ids, if asked for."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """On the first message of choice 0, if asked for: one for each token of the prompt but the first."""
 
     def __init__(
         self,
@@ -149,10 +174,13 @@ class GenerateResponse(_message.Message):
         replica: _builtins.str = ...,
         decision_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
+        choice: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "finish_reason", b"finish_reason", "replica", b"replica", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "decision_id", b"decision_id", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "replica", b"replica", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

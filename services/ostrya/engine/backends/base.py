@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ostrya.engine.plan import Bucket, StepPlan
+from ostrya.engine.plan import Bucket, Scores, StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,9 @@ class StepHandle(Protocol):
 
     def tokens(self) -> npt.NDArray[np.int32]:
         """[R] the token each row chose; rows that want none hold anything. Blocks; raises what the step raised."""
+
+    def scores(self) -> Scores | None:
+        """What plan.scoring asked for; None if it asked for nothing. Blocks like tokens()."""
 
 
 class Runner(Protocol):
@@ -48,8 +51,9 @@ class Runner(Protocol):
         """Compiles every bucket; afterwards a new shape is late."""
 
     def execute(self, plan: StepPlan) -> StepHandle:
-        """Launches one step and returns at once, also when it has to compile first: while this blocks, the engine is
-        silent, and an engine that is silent for seconds is killed."""
+        """Launches one step and returns at once, also while the one before runs, whose tokens plan.token_source may
+        ask for; steps run in the order of their launch. Returns at once also when it has to compile first: while this
+        blocks, the engine is silent, and an engine that is silent for seconds is killed."""
 
     def close(self) -> None:
         """Waits for launched steps and frees the device."""

@@ -21,17 +21,23 @@ import torch
 from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.cpu_ops import CpuBuilder, CpuOps, MixerTables
 from ostrya.engine.backends.kernels.sampling import sample
+from ostrya.engine.backends.kernels.scores import joined, score
 from ostrya.engine.config import EngineConfig
-from ostrya.engine.models.decoder import forward
+from ostrya.engine.models.decoder import forward, logits
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.weights import read_weights
-from ostrya.engine.plan import Bucket, StepPlan
+from ostrya.engine.plan import Bucket, Scores, Scoring, StepPlan, fed_forward
 from ostrya.errors import ConfigError
 
 T = TypeVar("T")
 
 # oneDNN prepares itself once for each number of rows; multiples keep these few.
 _TOKEN_MULTIPLE = 16
+
+_SCORED_AT_ONCE = 32
+"""Prompt tokens whose logits exist at a time: 32 MB with 250,000 tokens in the vocabulary."""
+
+_StepResult = tuple[npt.NDArray[np.int32], Scores | None]
 
 
 def load_runner(config: EngineConfig) -> tuple["CpuRunner", LoadedModel]:
@@ -71,6 +77,7 @@ class CpuRunner:
             for size in sizes
         ]
         self._device = device
+        self._last_tokens = np.zeros(1, np.int32)
         self._shapes: set[Bucket] = set()
         self._num_late_shapes = 0
         self._warm = False
@@ -107,33 +114,53 @@ class CpuRunner:
         self._device.shutdown(wait=True)
         self._kv_pages.clear()
 
-    def _step(self, plan: StepPlan) -> npt.NDArray[np.int32]:
+    def _step(self, plan: StepPlan) -> _StepResult:
+        tokens, scores = self._run(fed_forward(plan, self._last_tokens))
+        self._last_tokens = tokens
+        return tokens, scores
+
+    def _run(self, plan: StepPlan) -> _StepResult:
         # Nothing is compiled for the shape, so most of the padding need not be computed.
         num_tokens = min(plan.bucket.tokens, -(-plan.num_tokens // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE)
         ops = CpuOps(plan, self._tables, num_tokens=num_tokens, page_size=self._page_size, dtype=self._dtype)
-        logits_RV, _ = forward(
-            ops,
-            self.spec,
-            self._weights,
-            token_ids_T=torch.from_numpy(plan.token_ids[:num_tokens]),
-            logits_index_R=torch.from_numpy(plan.logits_index),
-            kv=self._kv_pages,
-        )
+        token_ids_T = torch.from_numpy(plan.token_ids[:num_tokens])
+        x_TD, _ = forward(ops, self.spec, self._weights, token_ids_T=token_ids_T, kv=self._kv_pages)
+        logits_RV = logits(self._weights, x_TD, torch.from_numpy(plan.logits_index))
+        if plan.scoring is None:
+            return sample(logits_RV, plan).int().numpy(), None
+        logprobs_NV = logits_RV[torch.from_numpy(plan.scoring.row)].log_softmax(-1)
         tokens: npt.NDArray[np.int32] = sample(logits_RV, plan).int().numpy()
-        return tokens
+        return tokens, self._scores(plan.scoring, x_TD, logprobs_NV, tokens)
+
+    def _scores(
+        self, scoring: Scoring, x_TD: torch.Tensor, logprobs_NV: torch.Tensor, tokens: npt.NDArray[np.int32]
+    ) -> Scores:
+        num_top = int(scoring.num_top.max())
+        parts = [score(logprobs_NV, torch.from_numpy(tokens[scoring.row]), num_top=num_top)]
+        for first in range(0, len(scoring.index), _SCORED_AT_ONCE):
+            targets_N = torch.from_numpy(scoring.target[first : first + _SCORED_AT_ONCE])
+            # Whole slices only: oneDNN prepares itself for each number of rows, and few rows take another kernel.
+            index_N = torch.zeros(_SCORED_AT_ONCE, dtype=torch.int32)
+            index_N[: len(targets_N)] = torch.from_numpy(scoring.index[first : first + _SCORED_AT_ONCE])
+            logprobs_NV = logits(self._weights, x_TD, index_N)[: len(targets_N)].log_softmax(-1)
+            parts.append(score(logprobs_NV, targets_N, num_top=num_top))
+        return joined(parts)
 
 
 class CpuStep:
     """A StepHandle over the device thread's future."""
 
-    def __init__(self, future: Future[npt.NDArray[np.int32]]) -> None:
+    def __init__(self, future: Future[_StepResult]) -> None:
         self._future = future
 
     def done(self) -> bool:
         return self._future.done()
 
     def tokens(self) -> npt.NDArray[np.int32]:
-        return self._future.result()
+        return self._future.result()[0]
+
+    def scores(self) -> Scores | None:
+        return self._future.result()[1]
 
 
 def _inference(work: Callable[[], T]) -> T:
@@ -167,6 +194,7 @@ def _scratch_plan(bucket: Bucket, num_tokens: int) -> StepPlan:
         num_rows=1,
         num_decode_rows=int(num_tokens == 1),
         token_ids=zeros_T,
+        token_source=np.full(bucket.tokens, -1, np.int32),
         positions=zeros_T,
         slot_mapping=zeros_T,
         query_start=query_start,

@@ -60,18 +60,20 @@ def forward(
     weights: DecoderWeights,
     *,
     token_ids_T: torch.Tensor,
-    logits_index_R: torch.Tensor,
     kv: Sequence[Kv],
 ) -> tuple[torch.Tensor, tuple[Kv, ...]]:
-    """logits_RV in float32 of the tokens at logits_index, and each layer's keys and values with this step's in
-    them."""
+    """x_TD, what `logits` takes, and each layer's keys and values with this step's in them."""
     x_TD = weights.embedding(token_ids_T)
     kept: list[Kv] = []
     for layer_spec, layer_weights, layer_kv in zip(spec.layers, weights.layers, kv, strict=True):
         x_TD, layer_kv_after = layer(ops, layer_spec, layer_weights, x_TD, layer_kv)
         kept.append(layer_kv_after)
-    x_RD = x_TD.index_select(0, logits_index_R)
-    return weights.head(weights.norm(x_RD)).float(), tuple(kept)
+    return x_TD, tuple(kept)
+
+
+def logits(weights: DecoderWeights, x_TD: torch.Tensor, index_R: torch.Tensor) -> torch.Tensor:
+    """logits_RV in float32 of the tokens at `index_R`."""
+    return weights.head(weights.norm(x_TD.index_select(0, index_R))).float()
 
 
 def layer(ops: Ops[Kv], spec: LayerSpec, weights: LayerWeights, x_TD: torch.Tensor, kv: Kv) -> tuple[torch.Tensor, Kv]:

@@ -1,20 +1,39 @@
 """Chooses one token a row from its logits. Called by backends after the model.
 
-A row's token depends on its own logits, settings and noise alone, never on its neighbours. Order: temperature, top-k,
-top-p, then the inverse of the cumulative distribution over the vocabulary order at `uniform`. Shapes: R rows,
-V vocabulary, W candidates.
+A row's token depends on its own logits, settings and noise alone, never on its neighbours. The order, which is vLLM's
+with typical-p of `transformers` at its end; each sees what the one before has left:
+
+ 1. grammar: -inf for what it does not allow
+ 2. bias: logit_bias, and -inf for bad words and, while the output is shorter than min_tokens, for what would end it
+ 3. penalties: repetition (prompt and output), then frequency and presence (output)
+ 4. temperature 0: the largest logit, and nothing more
+ 5. temperature
+ 6. min-p
+ 7. top-k, then top-p
+ 8. typical-p
+ 9. the inverse of the cumulative distribution over the vocabulary order at `uniform`
+
+Shapes: R rows, V vocabulary, W candidates.
 """
+
+from collections.abc import Callable
 
 import torch
 
-from ostrya.engine.plan import StepPlan
+from ostrya.engine.backends.kernels.processors import change_logits_, keep_likely_, keep_typical_
+from ostrya.engine.plan import F32, StepPlan
+
+_Keep = Callable[[torch.Tensor, float], None]
 
 # Sorted first when a row wants top-k or top-p; a nucleus is rarely larger, and when it is everything is sorted.
 _NUM_CANDIDATES = 1024
 
 
 def sample(logits_RV: torch.Tensor, plan: StepPlan) -> torch.Tensor:
-    """tokens_R, int64. Temperature 0 takes the largest logit (the first of equals)."""
+    """tokens_R, int64. Temperature 0 takes the largest logit (the first of equals). Changes the logits."""
+    processors = plan.processors
+    if processors is not None:
+        change_logits_(logits_RV, processors)
     tokens_R = logits_RV.argmax(-1)
     random_rows = torch.from_numpy((plan.temperature > 0) & plan.wants_token).nonzero().flatten()
     if not len(random_rows):
@@ -22,12 +41,17 @@ def sample(logits_RV: torch.Tensor, plan: StepPlan) -> torch.Tensor:
     temperature_R = torch.from_numpy(plan.temperature)[random_rows].double()
     # float64 throughout: a float32 running sum over the vocabulary could end below a uniform close to 1.
     weights_RV = logits_RV[random_rows].double().div_(temperature_R[:, None])
-    weights_RV.sub_(weights_RV.amax(-1, keepdim=True)).exp_()
+    # Where everything is forbidden, the largest is -inf, and a difference of two of them is no number.
+    weights_RV.sub_(weights_RV.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float64).min)).exp_()
+    if processors is not None:
+        _filter_(weights_RV, processors.min_p[random_rows.numpy()], keep_likely_, none=0)
     top_k_R = torch.from_numpy(plan.top_k)[random_rows].long()
     top_p_R = torch.from_numpy(plan.top_p)[random_rows].double()
     filtered = ((top_k_R > 0) | (top_p_R < 1)).nonzero().flatten()
     if len(filtered):
         weights_RV[filtered] = keep_nucleus(weights_RV[filtered], top_k_R[filtered], top_p_R[filtered])
+    if processors is not None:
+        _filter_(weights_RV, processors.typical_p[random_rows.numpy()], keep_typical_, none=1)
     tokens_R[random_rows] = _invert(weights_RV, torch.from_numpy(plan.uniform)[random_rows].double())
     return tokens_R
 
@@ -50,6 +74,12 @@ def keep_nucleus(weights_RV: torch.Tensor, top_k_R: torch.Tensor, top_p_R: torch
     return weights_RV.where(kept_RV, 0.0)
 
 
+def _filter_(weights_RV: torch.Tensor, setting_R: F32, keep_: _Keep, *, none: float) -> None:
+    """Applies `keep_` where the setting is not `none`."""
+    for row in (setting_R != none).nonzero()[0].tolist():
+        keep_(weights_RV[row], float(setting_R[row]))
+
+
 def _nucleus(
     weights_RV: torch.Tensor, limit_R: torch.Tensor, top_p_R: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -68,7 +98,8 @@ def _nucleus(
 
 
 def _invert(weights_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
-    """The first token whose running sum exceeds the share `uniform` of the whole; never one of weight 0."""
+    """The first token whose running sum exceeds the share `uniform` of the whole; never one of weight 0, unless all
+    are."""
     sums_RV = weights_RV.cumsum(-1)
     targets_R = uniform_R * sums_RV[:, -1]
-    return torch.searchsorted(sums_RV, targets_R[:, None], right=True).squeeze(1)
+    return torch.searchsorted(sums_RV, targets_R[:, None], right=True).squeeze(1).clamp_(max=sums_RV.shape[1] - 1)
