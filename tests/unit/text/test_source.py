@@ -1,10 +1,12 @@
 """References to models mean one thing, or are refused with what would work."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
 from ostrya.errors import ConfigError, ModelLoadError
+from ostrya.text.packaged import PACKAGED, Packaged
 from ostrya.text.source import resolve_model
 
 
@@ -12,6 +14,54 @@ def test_the_packaged_model_is_found_without_importing_its_package() -> None:
     source = resolve_model("smollm2-135m-instruct")
     assert source.name == "smollm2-135m-instruct"
     assert source.path.suffix == ".gguf"
+
+
+def parts_of_gemma(monkeypatch: pytest.MonkeyPatch, folder: Path, *contents: bytes) -> None:
+    """Packages that hold these parts, and a model that is made of them."""
+    for number, content in enumerate(contents, start=1):
+        (folder / f"gemma_part{number}").mkdir(parents=True)
+        (folder / f"gemma_part{number}" / "__init__.py").write_text("raise ImportError")
+        (folder / f"gemma_part{number}" / "part").write_bytes(content)
+    places = tuple((f"gemma_part{number}", "part") for number in (1, 2))
+    sha256 = hashlib.sha256(b"whole").hexdigest()
+    model = Packaged(install="gemma-parts", file="gemma.gguf", places=places, sha256=sha256)
+    monkeypatch.setitem(PACKAGED, "gemma", model)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+
+
+def test_a_model_shipped_in_parts_is_joined_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    parts_of_gemma(monkeypatch, tmp_path, b"who", b"le")
+    source = resolve_model("gemma")
+    assert (source.name, source.path.read_bytes()) == ("gemma", b"whole")
+    assert list(source.path.parent.iterdir()) == [source.path]
+    made = source.path.stat().st_ino
+    assert resolve_model("gemma").path.stat().st_ino == made
+    source.path.write_bytes(b"who")
+    assert resolve_model("gemma").path.read_bytes() == b"whole"
+
+
+@pytest.mark.parametrize(
+    ("contents", "why"),
+    [
+        ((b"who",), "needs its package: pip install gemma-parts"),
+        ((b"who", b"lf"), "has SHA-256 .* install its packages again"),
+    ],
+)
+def test_parts_that_make_no_model_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, contents: tuple[bytes, ...], why: str
+) -> None:
+    parts_of_gemma(monkeypatch, tmp_path, *contents)
+    with pytest.raises(ModelLoadError, match=why):
+        resolve_model("gemma")
+    assert not list(tmp_path.glob("cache/ostrya/*"))
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    parts_of_gemma(monkeypatch, tmp_path, b"who", b"le")
+    (tmp_path / "cache").touch()
+    with pytest.raises(ModelLoadError, match=r"cannot be joined in .*cache/ostrya: .*; set XDG_CACHE_HOME"):
+        resolve_model("gemma")
 
 
 def test_a_gguf_file_is_called_by_its_stem(tmp_path: Path) -> None:

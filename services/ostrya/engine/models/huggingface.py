@@ -4,6 +4,7 @@ Values are brought into the form that WeightSource promises while they are read.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +18,10 @@ from ostrya.engine.models.huggingface_config import JsonConfig
 from ostrya.engine.models.source import checked, pairs_side_by_side
 from ostrya.errors import ModelLoadError
 
-_TOP_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
+_TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
+_BESIDE_VISION = ("model.language_model.", "language_model.model.")
+"""How the text model's tensors begin where there is a vision tower; elsewhere with "model."."""
+_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 _DTYPES = ("F32", "F16", "BF16")
 
 
@@ -50,8 +50,10 @@ class HuggingFaceSource:
         self._layer_names, self._norm_offset = family.layer_names, family.norm_offset
         self.spec = checked(family.from_config(config), directory)
         self._shard_of = _shards(directory)
-        # Computed from the configuration, or a copy of the embedding: harmless when nobody reads them.
-        ignored = {name for name in self._shard_of if name.endswith("rotary_emb.inv_freq")}
+        beside_vision = (prefix for prefix in _BESIDE_VISION if any(name.startswith(prefix) for name in self._shard_of))
+        self._prefix = next(beside_vision, "model.")
+        # Computed from the configuration, not for text, or a copy of the embedding: harmless when nobody reads them.
+        ignored = {name for name in self._shard_of if name.endswith("rotary_emb.inv_freq") or _VISION.match(name)}
         if self.spec.tied_embeddings:
             ignored.add("lm_head.weight")
         self._unread = set(self._shard_of) - ignored
@@ -82,10 +84,12 @@ class HuggingFaceSource:
 
     def _stored_name(self, name: str) -> str:
         stem, kind = name.rsplit(".", 1)
+        if stem == "output":
+            return f"lm_head.{kind}"
         if stem in _TOP_NAMES:
-            return f"{_TOP_NAMES[stem]}.{kind}"
+            return f"{self._prefix}{_TOP_NAMES[stem]}.{kind}"
         _, layer, part = stem.split(".")
-        return f"model.layers.{layer}.{self._layer_names[part]}.{kind}"
+        return f"{self._prefix}layers.{layer}.{self._layer_names[part]}.{kind}"
 
     def _shard(self, stored_name: str) -> Path:
         if stored_name not in self._shard_of:

@@ -22,6 +22,8 @@ class JsonConfig:
         self._values = _read_json(self._path)
         self.kind = self._values.get("model_type")
         self.refuse_set("quantization_config")
+        # A model with a vision tower keeps its text model's settings apart.
+        self._values = self._values | (self.entry("text_config") or {})
 
     @property
     def num_layers(self) -> int:

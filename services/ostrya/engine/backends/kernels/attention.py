@@ -84,7 +84,8 @@ class _DecodeRows:
         first_pages_B1 = first_keys_B1 // page_size
         num_pages = int((-(-kv_lens_B1 // page_size) - first_pages_B1).max())
         columns_BP = np.minimum(first_pages_B1 + np.arange(num_pages, dtype=np.int32), plan.bucket.pages - 1)
-        self._pages = torch.from_numpy(np.take_along_axis(plan.page_table[: self._num_rows], columns_BP, 1)).view(-1)
+        pages_BP = plan.page_table[np.arange(self._num_rows)[:, None], columns_BP]
+        self._pages = torch.from_numpy(pages_BP).view(-1)
         keys_BL = first_pages_B1 * page_size + np.arange(num_pages * page_size, dtype=np.int32)
         hidden_BL = torch.from_numpy((keys_BL >= kv_lens_B1) | (keys_BL < first_keys_B1))
         bias_BL = torch.zeros(hidden_BL.shape, dtype=out_TKGH.dtype).masked_fill_(hidden_BL, float("-inf"))
