@@ -90,6 +90,7 @@ bench-capacity: $(STAMP)
 
 golden: $(PEER)/.installed  ## regenerates the golden tokens with transformers
 	$(PEER)/bin/python -m tests.numerics.generate_golden
+	$(PEER)/bin/python -m tests.numerics.generate_golden_families
 
 # What serving needs. torch first and exact: an open range would take a CUDA build of several gigabytes.
 $(SERVING): pyproject.toml Makefile

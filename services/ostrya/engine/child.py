@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Never
+from typing import Final, Never
 
 from ostrya.engine import wire
-from ostrya.engine.backends.base import Runner, StepHandle
+from ostrya.engine.backends.base import LoadedModel, Runner, StepHandle
 from ostrya.engine.compiling import Compiled, Compiling
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.engine import Engine
@@ -27,10 +27,7 @@ from ostrya.engine.grammar import FIELD, Grammars, Matcher
 from ostrya.engine.types import EngineInfo, EngineRequest, RequestId, StepReport
 from ostrya.errors import InvalidRequest, ModelLoadError, OstryaError
 
-if TYPE_CHECKING:
-    from ostrya.engine.models import LoadedModel
-
-RunnerFactory = Callable[[EngineConfig], "tuple[Runner, LoadedModel]"]
+RunnerFactory = Callable[[EngineConfig], tuple[Runner, LoadedModel]]
 
 
 class _StepDone:

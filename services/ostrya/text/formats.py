@@ -5,25 +5,25 @@ Both become a `tokenizers` backend and what goes with it. Called by tokenizer.py
 
 import json
 import logging
+import math
 import re
 import reprlib
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from ostrya.errors import ModelLoadError
 from ostrya.gguf_header import Metadata, Value, read_first
+from ostrya.text.pieces import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, byte_fallback, sentence_pieces
 from ostrya.text.pre_tokenizers import pre_tokenizer
 
 log = logging.getLogger(__name__)
 
 JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | int | float | bool | None
 
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
-"""GGUF token types: an ordinary one, a special token, and a plain one that is matched before the text is split."""
 _BRACKETED = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 _BARRED = re.compile(r"<([|\uff5c]).+\1>|\[\|.+\|\]")
 """How only control tokens are written."""
@@ -49,25 +49,18 @@ def from_gguf(path: Path, *, known: Set[str]) -> Stored:
     another kind, or one whose numbers cannot be. `known` are special tokens of files without types."""
     keys = _Keys(path, read_first(path).metadata)
     kind = keys.text("tokenizer.ggml.model")
-    if kind != "gpt2":
+    if kind not in _KINDS:
         what = f"tokenizer model {_shown(kind)} is not supported"
-        raise ModelLoadError(f"{path}: {what}; supported: 'gpt2' (byte-level BPE)")
+        raise ModelLoadError(f"{path}: {what}; supported: {', '.join(map(repr, _KINDS))}")
     tokens = keys.texts("tokenizer.ggml.tokens")
-    pre = pre_tokenizer(keys.text("tokenizer.ggml.pre"), tokens, path)
-    merges = [tuple(merge.split(" ")) for merge in keys.texts("tokenizer.ggml.merges")]
-    backend = _bpe(path, tokens, merges, ignore_merges=pre.ignore_merges)
-    backend.pre_tokenizer = pre.split()
-    backend.decoder = decoders.ByteLevel()
-    if pre.nfc:
-        backend.normalizer = normalizers.NFC()
-    bos, eos, eot, eom = (keys.token_id(name, len(tokens)) for name in ("bos", "eos", "eot", "eom"))
-    types = keys.token_types(len(tokens))
-    if not types:
-        types = _guessed_types(tokens, merges, named={bos, eos, eot, eom}, known=known)
-        fields = {"path": str(path), "num_control": types.count(_CONTROL)}
-        log.warning("GGUF without token types; special tokens are known by their text", extra={"fields": fields})
-    _mark_special(backend, tokens, types)
-    add_bos = keys.flag("tokenizer.ggml.add_bos_token", pre.add_bos)
+    try:
+        backend, adds_bos = _KINDS[kind](keys, tokens, path, known)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the library raises bare Exception for a merge of tokens that do not exist
+        raise ModelLoadError(f"{path}: its merges do not fit its tokens: {str(error)[:200]!r}") from error
+    bos, eos, eot, eom = keys.named_ids(len(tokens))
+    add_bos = keys.flag("tokenizer.ggml.add_bos_token", adds_bos)
     return Stored(
         backend=backend,
         vocab_size=len(tokens),
@@ -77,6 +70,54 @@ def from_gguf(path: Path, *, known: Set[str]) -> Stored:
         bos_token=tokens[bos] if bos is not None else "",
         eos_token=tokens[eos] if eos is not None else "",
     )
+
+
+def _byte_level(keys: "_Keys", tokens: list[str], path: Path, known: Set[str]) -> tuple[Tokenizer, bool]:
+    """A backend, and whether a prompt begins with the begin of sequence unless the file says otherwise."""
+    pre = pre_tokenizer(keys.text("tokenizer.ggml.pre"), tokens, path)
+    model = models.BPE(vocab=_ids_of(tokens), merges=keys.merges(), ignore_merges=pre.ignore_merges)
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre.split()
+    backend.decoder = decoders.ByteLevel()
+    if pre.nfc:
+        backend.normalizer = normalizers.NFC()
+    _mark_added(backend, tokens, _types(keys, tokens, path, known))
+    return backend, pre.add_bos
+
+
+def _sentence_piece(keys: "_Keys", tokens: list[str], path: Path, _: Set[str]) -> tuple[Tokenizer, bool]:
+    types = keys.token_types(len(tokens))
+    if not types:
+        raise ModelLoadError(f"{path}: tokenizer.ggml.token_type is missing; convert the model again")
+    unknown = keys.token_id("unknown", len(tokens))
+    space_prefix = keys.flag("tokenizer.ggml.add_space_prefix", True)
+    backend = sentence_pieces(
+        tokens,
+        keys.scores(len(tokens)),
+        types,
+        unknown=None if unknown is None else tokens[unknown],
+        space_prefix=space_prefix,
+    )
+    # A prefix would be put before their own text too, and none of them found. So they are looked for in what was
+    # written, and a space comes after them, as after any added token.
+    _mark_added(backend, tokens, types, normalized=not space_prefix)
+    return backend, True
+
+
+def _gemma4(keys: "_Keys", tokens: list[str], path: Path, known: Set[str]) -> tuple[Tokenizer, bool]:
+    unknown = keys.token_id("unknown", len(tokens))
+    backend = byte_fallback(_ids_of(tokens), keys.merges(), unknown=None if unknown is None else tokens[unknown])
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    _mark_added(backend, tokens, _types(keys, tokens, path, known))
+    return backend, True
+
+
+_KINDS: dict[str | None, Callable[["_Keys", list[str], Path, Set[str]], tuple[Tokenizer, bool]]] = {
+    "gpt2": _byte_level,
+    "llama": _sentence_piece,
+    "gemma4": _gemma4,
+}
+"""By what `tokenizer.ggml.model` calls them: byte-level BPE, SentencePiece's BPE, and the latter with merges."""
 
 
 class _Keys:
@@ -103,7 +144,20 @@ class _Keys:
             raise ModelLoadError(f"{self._path}: {key} is missing or empty; convert the model again with its tokenizer")
         return [item for item in value if isinstance(item, str)]
 
-    def token_types(self, num_tokens: int) -> list[Value]:
+    def merges(self) -> list[tuple[str, str]]:
+        return [tuple(merge.split(" ")) for merge in self.texts("tokenizer.ggml.merges")]  # type: ignore[misc]
+
+    def scores(self, num_tokens: int) -> list[float]:
+        key = "tokenizer.ggml.scores"
+        value = self._metadata.get(key)
+        if not isinstance(value, list) or len(value) != num_tokens:
+            raise self._error(key, value, f"one number for each of {num_tokens} tokens")
+        for token_id, score in enumerate(value):
+            if not isinstance(score, float) or not math.isfinite(score):
+                raise self._error(f"{key}[{token_id}]", score, "a finite number")
+        return [score for score in value if isinstance(score, float)]
+
+    def token_types(self, num_tokens: int) -> list[int]:
         """One for each token, or none at all."""
         value = self._metadata.get("tokenizer.ggml.token_type", [])
         if not isinstance(value, list) or len(value) not in (0, num_tokens):
@@ -113,7 +167,11 @@ class _Keys:
         for token_id, kind in enumerate(value):
             if not _is_int(kind):
                 raise self._error(f"tokenizer.ggml.token_type[{token_id}]", kind, "a whole number")
-        return value
+        return [kind for kind in value if _is_int(kind)]
+
+    def named_ids(self, num_tokens: int) -> tuple[int | None, ...]:
+        """Begin of sequence, end of sequence, end of turn, end of message."""
+        return tuple(self.token_id(name, num_tokens) for name in ("bos", "eos", "eot", "eom"))
 
     def token_id(self, name: str, num_tokens: int) -> int | None:
         key = f"tokenizer.ggml.{name}_token_id"
@@ -122,7 +180,7 @@ class _Keys:
             return value
         raise self._error(key, value, f"a token id from 0 to {num_tokens - 1}")
 
-    def _error(self, key: str, value: Value, wanted: str) -> ModelLoadError:
+    def _error(self, key: str, value: Value | None, wanted: str) -> ModelLoadError:
         what = f"{key} is {_shown(value)}; it must be {wanted}"
         return ModelLoadError(f"{self._path}: {what}; correct it with gguf-new-metadata or convert the model again")
 
@@ -136,39 +194,46 @@ def _shown(value: object) -> str:
     return reprlib.repr(value)
 
 
-def _bpe(path: Path, tokens: list[str], merges: list[tuple[str, ...]], *, ignore_merges: bool) -> Tokenizer:
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    try:
-        return Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))  # type: ignore[arg-type]
-    except Exception as error:  # the library raises bare Exception for a merge of tokens that do not exist
-        raise ModelLoadError(f"{path}: its merges do not fit its tokens: {str(error)[:200]!r}") from error
+def _ids_of(tokens: list[str]) -> dict[str, int]:
+    return {token: token_id for token_id, token in enumerate(tokens)}
+
+
+def _types(keys: "_Keys", tokens: list[str], path: Path, known: Set[str]) -> list[int]:
+    """Of each token; guessed, and said so, where the file has none."""
+    if types := keys.token_types(len(tokens)):
+        return types
+    types = _guessed_types(tokens, keys.merges(), named=set(keys.named_ids(len(tokens))), known=known)
+    fields = {"path": str(path), "num_control": types.count(CONTROL)}
+    log.warning("GGUF without token types; special tokens are known by their text", extra={"fields": fields})
+    return types
 
 
 def _guessed_types(
-    tokens: list[str], merges: list[tuple[str, ...]], *, named: Set[int | None], known: Set[str]
-) -> list[Value]:
+    tokens: list[str], merges: list[tuple[str, str]], *, named: Set[int | None], known: Set[str]
+) -> list[int]:
     """For a file that has none. Only what no merge makes was added to a vocabulary: of that what the file names, what
     is known and what bars enclose is control; what stands in other brackets ("<think>") stays visible in a text."""
     made = {"".join(merge) for merge in merges}
 
     def guessed(token_id: int, token: str) -> int:
         if token_id in named:
-            return _CONTROL
+            return CONTROL
         if token in made or not _BRACKETED.fullmatch(token):
-            return _NORMAL
-        return _CONTROL if token in known or _BARRED.fullmatch(token) else _USER_DEFINED
+            return NORMAL
+        return CONTROL if token in known or _BARRED.fullmatch(token) else USER_DEFINED
 
     return [guessed(token_id, token) for token_id, token in enumerate(tokens)]
 
 
-def _mark_special(backend: Tokenizer, tokens: list[str], types: list[Value]) -> None:
-    for wanted, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        of_kind = [token for token, kind in zip(tokens, types, strict=False) if kind == wanted]
-        marked = [AddedToken(token, special=special, normalized=False) for token in of_kind]
-        if special:
-            backend.add_special_tokens(marked)
-        else:
-            backend.add_tokens(marked)
+def _mark_added(backend: Tokenizer, tokens: list[str], types: list[int], *, normalized: bool = False) -> None:
+    """Special tokens, and plain ones that are matched before the text is split."""
+    of_kind: dict[int, list[str]] = {}
+    for token, kind in zip(tokens, types, strict=False):
+        of_kind.setdefault(kind, []).append(token)
+    special = [*of_kind.get(CONTROL, ()), *of_kind.get(UNKNOWN, ())]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    plain = of_kind.get(USER_DEFINED, ())
+    backend.add_tokens([AddedToken(token, special=False, normalized=normalized) for token in plain])
 
 
 def from_directory(path: Path) -> Stored:

@@ -6,7 +6,7 @@ Used by the router (all of it) and by a worker's command (the fingerprint). Safe
 import hashlib
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from tokenizers import AddedToken
@@ -48,7 +48,8 @@ class Tokenizer:
         self._without_specials, self._own_ids = _without_specials(stored.backend, self._added)
         self._byte_level = _is_byte_level(description["decoder"])
         self._bytes: dict[int, bytes] = {}
-        self._segments = SegmentCache(self._encode_plain, self._added) if _splits_exactly(description) else None
+        cuts = _cuts(description, self._added.values())
+        self._segments = SegmentCache(self._encode_plain, cuts) if cuts is not None else None
         self.vocab_size = stored.vocab_size
         self.eos_token_ids = ending_ids(stored)
         """What ends a turn, for the text side and the engine alike."""
@@ -130,7 +131,9 @@ class Tokenizer:
     def _find_bytes(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
         if added is not None:
-            return b"" if added.special else added.content.encode()
+            if added.special:
+                return b""
+            return added.content.encode() if self._byte_level else _fallback_bytes(added.content)
         piece = self._backend.id_to_token(token_id) or ""
         return _byte_level_bytes(piece) if self._byte_level else _fallback_bytes(piece)
 
@@ -181,14 +184,17 @@ def _is_byte_level(decoder: JsonValue) -> bool:
     return "ByteLevel" in found
 
 
-def _splits_exactly(description: dict[str, JsonValue]) -> bool:
-    """Whether a text may be encoded piecewise between its special tokens: nothing may look across one."""
-    added = description["added_tokens"]
-    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    plain = not any(token.get(flag) for token in tokens for flag in ("lstrip", "rstrip", "single_word"))
-    one_pass = len({token.get("normalized") for token in tokens}) <= 1
-    byte_level = "ByteLevel" in _types(description["pre_tokenizer"])
-    return plain and one_pass and byte_level and description["normalizer"] is None
+def _cuts(description: dict[str, JsonValue], added: Collection[AddedToken]) -> Collection[AddedToken] | None:
+    """The added tokens between which a text may be encoded piecewise; None if something looks across them.
+
+    The library finds those that are not normalized first, and normalizes and splits what is between them on its own.
+    """
+    if any(token.lstrip or token.rstrip or token.single_word for token in added):
+        return None
+    if "Metaspace" in _types(description["pre_tokenizer"]):  # it may treat a text's beginning differently
+        return None
+    first = [token for token in added if not token.normalized]
+    return first or (added if description["normalizer"] is None else ())
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -1,12 +1,22 @@
 """The seam between the engine and what runs the mathematics. The engine knows these protocols and no backend."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ostrya.engine.plan import Bucket, Scores, StepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """What the engine must know of a model that is ready to run."""
+
+    context_tokens: int
+    vocab_size: int
+    load_s: float
 
 
 class StepHandle(Protocol):

@@ -1,0 +1,59 @@
+"""BPE by what a merge makes: where a file says how good a piece is, and not which merges come first.
+
+SentencePiece gives each piece a score, tiktoken a rank; both join the neighbours that make the best piece, the leftmost
+of equal ones. The `tokenizers` library wants an order of merges instead. Called by formats.py and rank_files.py.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from tokenizers import Tokenizer, decoders, models, normalizers
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+"""Token types of GGUF and SentencePiece. Of the others, unused ones (5) come of no text, bytes (6) of no merge."""
+
+_SPACE = "▁"
+
+
+def merges_by_piece(order: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Every pair of pieces that makes a piece, best piece first; `order` is smaller for better ones.
+
+    Of pairs that make the same piece the longest left half comes first. Where two of them overlap in a text, as in a
+    run of one character, it is the left one's: what stands left was joined before.
+    """
+    found = [
+        (place, -cut, piece)
+        for piece, place in order.items()
+        for cut in range(1, len(piece))
+        if piece[cut:] in order and piece[:cut] in order
+    ]
+    found.sort()
+    return [(piece[:-cut], piece[-cut:]) for _, cut, piece in found]
+
+
+def sentence_pieces(
+    tokens: Sequence[str],
+    scores: Sequence[float],
+    types: Sequence[int],
+    *,
+    unknown: str | None,
+    space_prefix: bool,
+) -> Tokenizer:
+    """SentencePiece's BPE: spaces as U+2581, bytes for characters without a piece, user-defined pieces first of all.
+
+    `space_prefix` puts a space before each text that begins, or that follows a special token.
+    """
+    order = {token: -score for token, score, kind in zip(tokens, scores, types, strict=True) if kind == NORMAL}
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    return byte_fallback(vocab, merges_by_piece(order), unknown=unknown, space_prefix=space_prefix)
+
+
+def byte_fallback(
+    vocab: dict[str, int], merges: list[tuple[str, str]], *, unknown: str | None, space_prefix: bool = False
+) -> Tokenizer:
+    """BPE in SentencePiece's spelling, wherever its merges come from. Bare Exception if they do not fit."""
+    model = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = Tokenizer(model)
+    spaces = normalizers.Replace(" ", _SPACE)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if space_prefix else spaces
+    backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend
