@@ -50,6 +50,8 @@ class Sampling:
     """Longest answer; absent = what the context has left."""
     stop: tuple[str, ...] = ()
     """End before this text; may be given again."""
+    priority: int | None = None
+    """Higher goes before others where requests wait; from -100 to 100."""
 
     def options(self) -> "GenerateOptions":
         """For the client."""

@@ -10,6 +10,7 @@ from google.protobuf.message import Message as ProtoMessage
 
 from ostrya.api.v1 import common_pb2, inference_pb2
 from ostrya.errors import InvalidRequest
+from ostrya.service.bounds import MAX_PRIORITY
 
 Message: TypeAlias = Mapping[str, str]
 """{"role": "system" | "developer" | "user" | "assistant" | "tool", "content": "..."}"""
@@ -28,6 +29,7 @@ _ALLOWED = {
     FieldDescriptor.CPPTYPE_UINT32: f"an integer from 0 to {2**32 - 1}",
     FieldDescriptor.CPPTYPE_UINT64: f"an integer from 0 to {2**64 - 1}",
 }
+_PRIORITIES = f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
 _MAX_SHOWN = 64
 
 
@@ -63,6 +65,8 @@ class GenerateOptions(TypedDict, total=False):
     bad_words: Sequence[str]
     min_tokens: int
     n: int
+    priority: int
+    """Higher goes first; from -100 to 100."""
     logprobs: int
     prompt_logprobs: int
     structured: StructuredOutput
@@ -96,6 +100,7 @@ def generate_request(
         continue_final_message=options.get("continue_final_message"),
         bad_words=options.get("bad_words"),
         n=options.get("n"),
+        priority=options.get("priority"),
         sampling=sampling,
     )
 
@@ -148,7 +153,7 @@ def _refusal(kind: type[ProtoMessage], where: str, name: str, value: object) -> 
         entry = field.message_type.fields_by_name
         allowed = f"from {_ALLOWED[entry['key'].cpp_type]} to {_ALLOWED[entry['value'].cpp_type]}"
         return InvalidRequest(where + name, _shown(value, allowed), f"a dictionary {allowed}")
-    allowed = _ALLOWED[field.cpp_type]
+    allowed = _PRIORITIES if name == "priority" else _ALLOWED[field.cpp_type]
     if not field.is_repeated:
         return InvalidRequest(where + name, _shown(value, allowed), allowed)
     if not isinstance(value, list | tuple):

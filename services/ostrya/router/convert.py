@@ -14,7 +14,14 @@ from typing import TypeAlias, TypeVar
 
 from ostrya.api.v1 import common_pb2, inference_pb2, worker_pb2
 from ostrya.errors import InvalidRequest, UnknownModel
-from ostrya.service.bounds import MAX_BAD_WORD_BYTES, MAX_BAD_WORDS, MAX_CHOICES, check_name, check_number
+from ostrya.service.bounds import (
+    MAX_BAD_WORD_BYTES,
+    MAX_BAD_WORDS,
+    MAX_CHOICES,
+    check_name,
+    check_number,
+    check_priority,
+)
 from ostrya.service.sampling import check_numbers, check_ranges, has
 from ostrya.text.chat import Chat, Message
 
@@ -91,6 +98,7 @@ class Asked:
     stop: tuple[str, ...]
     bad_words: tuple[str, ...]
     num_choices: int
+    priority: int
 
 
 def refuse_giant(
@@ -127,12 +135,14 @@ def asked(
 ) -> Asked:
     """The typed request. InvalidRequest or UnknownModel, naming what is wrong; a seed is drawn if there is none."""
     check_model(request.model, known=model)
+    check_priority(request.priority)
     return Asked(
         prompt=_prompt(request, bounds, limits),
         sampling=_sampling(request.sampling, limits, draw_seed),
         stop=_words(request.stop, "stop", MAX_STOP_BYTES),
         bad_words=_words(request.bad_words, "bad_words", MAX_BAD_WORD_BYTES),
         num_choices=_num_choices(request.n),
+        priority=request.priority,
     )
 
 
@@ -313,6 +323,7 @@ def worker_request(
     received: Sequence[int],
     sampling: Sampling,
     bad_words: Sequence[Sequence[int]] = (),
+    priority: int = 0,
     namespace: str,
 ) -> worker_pb2.WorkerServiceGenerateRequest:
     """The request for a worker to go on after `received`: noise is keyed by absolute position, so the seed stays; what
@@ -344,6 +355,7 @@ def worker_request(
         cache_namespace=namespace,
         num_output_tokens=len(received),
         bad_words=[worker_pb2.TokenSequence(token_ids=word) for word in bad_words],
+        priority=priority,
     )
     request.MergeFrom(prompt)
     request.token_ids.extend(received)

@@ -65,6 +65,7 @@ class Job:
     sampling: convert.Sampling
     routing: Routing
     bad_words: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
     span: Span = NO_SPAN
     """Of the whole request; each try becomes a part of it."""
 
@@ -184,6 +185,7 @@ class Proxy:
             received=received,
             sampling=job.sampling,
             bad_words=job.bad_words,
+            priority=job.priority,
             namespace=job.ticket.namespace,
         )
         remaining_s = job.ticket.deadline - self._clock()

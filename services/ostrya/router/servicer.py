@@ -134,7 +134,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 min_tokens=sampling.min_tokens,
                 choice=choice,
             )
-            job = Job(ticket=ticket, prompt=prompt, sampling=sampling, bad_words=bad_words, routing=routing, span=span)
+            job = Job(
+                ticket=ticket,
+                prompt=prompt,
+                sampling=sampling,
+                bad_words=bad_words,
+                priority=asked.priority,
+                routing=routing,
+                span=span,
+            )
             choices.append(self._responses(job, answer, observation))
         return choices
 

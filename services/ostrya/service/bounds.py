@@ -37,6 +37,9 @@ MAX_PROMPT_LOGPROBS = 131_072
 MAX_CHOICES = 16
 """Each is a stream and a place in a worker's step."""
 
+MAX_PRIORITY = 100
+"""Either way: enough levels for any policy, and a number that fits in a column."""
+
 MAX_DRAIN_S = 86_400.0
 """A day; also keeps the sum with a margin inside what a gRPC deadline can say."""
 
@@ -54,6 +57,12 @@ def check_number(field: str, values: Sized, limit: int, what: str) -> None:
     """InvalidRequest if there are more than `limit` of them; costs the same however many."""
     if len(values) > limit:
         raise InvalidRequest(field, f"{len(values)} {what}", f"at most {limit} {what}")
+
+
+def check_priority(priority: int) -> None:
+    """InvalidRequest unless it is from -MAX_PRIORITY to MAX_PRIORITY."""
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidRequest("priority", priority, f"{-MAX_PRIORITY} to {MAX_PRIORITY}")
 
 
 def check_drain_s(timeout_s: float) -> None:

@@ -28,6 +28,7 @@ from ostrya.service.bounds import (
     check_drain_s,
     check_name,
     check_number,
+    check_priority,
 )
 from ostrya.service.sampling import check_numbers, check_prompt_logprobs, check_ranges
 
@@ -58,6 +59,7 @@ def engine_request(
     check_name("cache_namespace", request.cache_namespace)
     check_number("bad_words", request.bad_words, MAX_BAD_SEQUENCES, "sequences")
     check_numbers(request.sampling)
+    check_priority(request.priority)
     if request.model not in ("", info.model):
         check_name("model", request.model)
         raise UnknownModel(request.model, (info.model,))
@@ -81,6 +83,7 @@ def engine_request(
         sampling=replace(sampling, bad_words=_bad_words(request.bad_words, info)),
         cache_namespace=request.cache_namespace,
         num_output_tokens=num_output,
+        priority=request.priority,
     )
 
 

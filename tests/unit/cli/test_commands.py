@@ -43,7 +43,7 @@ def test_generate_reads_stdin_and_sends_raw_text(run: Run, router: FakeRouter) -
 
 def test_generate_takes_every_way_to_choose_tokens(run: Run, router: FakeRouter) -> None:
     words = "--min-p 0.25 --typical-p 0.5 --repetition-penalty 1.5 --presence-penalty -1 --frequency-penalty 0.5 "
-    words += "--logit-bias 7=-0.5 --logit-bias 8=2 --bad-words no --bad-words never --min-tokens 3"
+    words += "--logit-bias 7=-0.5 --logit-bias 8=2 --bad-words no --bad-words never --min-tokens 3 --priority -7"
     assert run("generate", "hi", *words.split()).exit_code == 0
     (sent,) = router.requests
     assert sent.sampling == common_pb2.SamplingParams(
@@ -55,7 +55,7 @@ def test_generate_takes_every_way_to_choose_tokens(run: Run, router: FakeRouter)
         logit_bias={7: -0.5, 8: 2},
         min_tokens=3,
     )
-    assert list(sent.bad_words) == ["no", "never"]
+    assert (list(sent.bad_words), sent.priority) == (["no", "never"], -7)
 
 
 def test_generate_asks_for_a_form_from_the_command_line_or_a_file(run: Run, router: FakeRouter, tmp_path: Path) -> None:

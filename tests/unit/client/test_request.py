@@ -15,6 +15,7 @@ SECRET = "the secret plan"
         ({"seed": -1}, "sampling.seed is -1; allowed: an integer from 0 to 18446744073709551615"),
         ({"top_k": 10**11}, "sampling.top_k is 100000000000; allowed: an integer from 0 to 2147483647"),
         ({"max_tokens": 10**10}, "sampling.max_tokens is 10000000000; allowed: an integer from 0 to 2147483647"),
+        ({"priority": "high"}, "priority is 'high'; allowed: an integer from -100 to 100"),
         ({"max_tokens": "ten"}, "sampling.max_tokens is 'ten'; allowed: an integer from 0 to 2147483647"),
         ({"temperature": "hot"}, "sampling.temperature is 'hot'; allowed: a number"),
         (

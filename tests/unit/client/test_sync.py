@@ -47,6 +47,7 @@ def test_every_option_is_sent_and_none_under_another_name(router: FakeRouter, cl
         stop_token_ids=[1],
         ignore_eos=True,
         n=2,
+        priority=-3,
         logprobs=0,
         prompt_logprobs=1,
     ).read()
@@ -69,7 +70,7 @@ def test_every_option_is_sent_and_none_under_another_name(router: FakeRouter, cl
         logprobs=0,
         prompt_logprobs=1,
     )
-    assert (list(sent.bad_words), sent.n) == (["no"], 2)
+    assert (list(sent.bad_words), sent.n, sent.priority) == (["no"], 2, -3)
 
 
 def test_a_form_is_sent_as_it_was_given_and_a_schema_as_json(router: FakeRouter, client: Client) -> None:

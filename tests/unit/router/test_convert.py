@@ -49,6 +49,7 @@ def asked(request: Request) -> convert.Asked:
         (Request(text="a", sampling=Params(max_tokens=0)), "sampling.max_tokens", ("is 0;", "1 or more")),
         (Request(text="a", sampling=Params(max_tokens=-5)), "sampling.max_tokens", ("-5",)),
         (Request(text="a", sampling=Params(stop_token_ids=[3, 99])), "sampling.stop_token_ids[1]", ("99", "49")),
+        (Request(text="a", priority=-101), "priority", ("-101", "-100 to 100")),
         (Request(text="a", bad_words=["x", ""]), "bad_words[1]", ("0 bytes", "1 to 256")),
         (Request(text="a", bad_words=["x"] * 129), "bad_words", ("129 words", "at most 128")),
         (Request(text="a", n=17), "n", ("17", "1 to 16")),
@@ -188,6 +189,7 @@ def sent(received: list[int], *, choice: int = 0) -> worker_pb2.WorkerServiceGen
         received=received,
         sampling=sampling,
         bad_words=[(4,), (5, 6)],
+        priority=asked(Request(text="a", priority=4)).priority,
         namespace="",
     )
 
@@ -195,7 +197,7 @@ def sent(received: list[int], *, choice: int = 0) -> worker_pb2.WorkerServiceGen
 def test_a_first_try_sends_every_parameter_as_it_came() -> None:
     request = sent([])
     assert request.sampling == EVERYTHING
-    assert request.num_output_tokens == 0
+    assert (request.num_output_tokens, request.priority) == (0, 4)
     assert [list(word.token_ids) for word in request.bad_words] == [[4], [5, 6]]
 
 

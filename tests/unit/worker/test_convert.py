@@ -79,6 +79,7 @@ def test_everything_that_changes_the_choice_reaches_the_engine() -> None:
         token_ids=[1, 2, 3],
         sampling=given,
         num_output_tokens=2,
+        priority=-100,
         bad_words=[worker_pb2.TokenSequence(token_ids=ids) for ids in ([4], [5, 6])],
     )
     asked = convert.engine_request(request, request_id=RequestId("r"), info=INFO, draw_seed=lambda: 77)
@@ -86,6 +87,7 @@ def test_everything_that_changes_the_choice_reaches_the_engine() -> None:
         request_id=RequestId("r"),
         token_ids=[1, 2, 3],
         num_output_tokens=2,
+        priority=-100,
         sampling=Sampling(
             temperature=1.0,
             top_k=0,
@@ -104,6 +106,12 @@ def test_everything_that_changes_the_choice_reaches_the_engine() -> None:
             num_prompt_top=2,
         ),
     )
+
+
+def test_a_priority_beyond_the_range_is_refused() -> None:
+    request = worker_pb2.WorkerServiceGenerateRequest(token_ids=[1], priority=101)
+    with pytest.raises(InvalidRequest, match=r"priority is 101; allowed: -100 to 100"):
+        convert.engine_request(request, request_id=RequestId("r"), info=INFO)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ostrya.api.v1 import common_pb2 as ostrya_dot_api_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dostrya/api/v1/inference.proto\x12\rostrya.api.v1\x1a\x1aostrya/api/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x8e\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\x04text\x18\x03 \x01(\tH\x00\x88\x01\x01\x12,\n\x08messages\x18\x04 \x03(\x0b\x32\x1a.ostrya.api.v1.ChatMessage\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12/\n\x08sampling\x18\x06 \x01(\x0b\x32\x1d.ostrya.api.v1.SamplingParams\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x1e\n\x16\x63ontinue_final_message\x18\x08 \x01(\x08\x12\x11\n\tbad_words\x18\t \x03(\t\x12\t\n\x01n\x18\n \x01(\rB\x07\n\x05_text\"\xbd\x02\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x32\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1b.ostrya.api.v1.FinishReason\x12#\n\x05usage\x18\x04 \x01(\x0b\x32\x14.ostrya.api.v1.Usage\x12\x0f\n\x07replica\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12.\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1c.ostrya.api.v1.TokenLogprobs\x12\x35\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1c.ostrya.api.v1.TokenLogprobs\x12\x0e\n\x06\x63hoice\x18\n \x01(\r\"\x8a\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12,\n\x08messages\x18\x03 \x03(\x0b\x32\x1a.ostrya.api.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x42\x07\n\x05_text\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.ostrya.api.v1.Model\"]\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1a\n\x12num_replicas_ready\x18\x04 \x01(\r2\x81\x02\n\x10InferenceService\x12M\n\x08Generate\x12\x1e.ostrya.api.v1.GenerateRequest\x1a\x1f.ostrya.api.v1.GenerateResponse0\x01\x12K\n\x08Tokenize\x12\x1e.ostrya.api.v1.TokenizeRequest\x1a\x1f.ostrya.api.v1.TokenizeResponse\x12Q\n\nListModels\x12 .ostrya.api.v1.ListModelsRequest\x1a!.ostrya.api.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dostrya/api/v1/inference.proto\x12\rostrya.api.v1\x1a\x1aostrya/api/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xa0\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\x04text\x18\x03 \x01(\tH\x00\x88\x01\x01\x12,\n\x08messages\x18\x04 \x03(\x0b\x32\x1a.ostrya.api.v1.ChatMessage\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12/\n\x08sampling\x18\x06 \x01(\x0b\x32\x1d.ostrya.api.v1.SamplingParams\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x1e\n\x16\x63ontinue_final_message\x18\x08 \x01(\x08\x12\x11\n\tbad_words\x18\t \x03(\t\x12\t\n\x01n\x18\n \x01(\r\x12\x10\n\x08priority\x18\x0b \x01(\x05\x42\x07\n\x05_text\"\xbd\x02\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x32\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1b.ostrya.api.v1.FinishReason\x12#\n\x05usage\x18\x04 \x01(\x0b\x32\x14.ostrya.api.v1.Usage\x12\x0f\n\x07replica\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12.\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1c.ostrya.api.v1.TokenLogprobs\x12\x35\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1c.ostrya.api.v1.TokenLogprobs\x12\x0e\n\x06\x63hoice\x18\n \x01(\r\"\x8a\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12,\n\x08messages\x18\x03 \x03(\x0b\x32\x1a.ostrya.api.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x42\x07\n\x05_text\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.ostrya.api.v1.Model\"]\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1a\n\x12num_replicas_ready\x18\x04 \x01(\r2\x81\x02\n\x10InferenceService\x12M\n\x08Generate\x12\x1e.ostrya.api.v1.GenerateRequest\x1a\x1f.ostrya.api.v1.GenerateResponse0\x01\x12K\n\x08Tokenize\x12\x1e.ostrya.api.v1.TokenizeRequest\x1a\x1f.ostrya.api.v1.TokenizeResponse\x12Q\n\nListModels\x12 .ostrya.api.v1.ListModelsRequest\x1a!.ostrya.api.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_start=76
   _globals['_CHATMESSAGE']._serialized_end=120
   _globals['_GENERATEREQUEST']._serialized_start=123
-  _globals['_GENERATEREQUEST']._serialized_end=393
-  _globals['_GENERATERESPONSE']._serialized_start=396
-  _globals['_GENERATERESPONSE']._serialized_end=713
-  _globals['_TOKENIZEREQUEST']._serialized_start=716
-  _globals['_TOKENIZEREQUEST']._serialized_end=854
-  _globals['_TOKENIZERESPONSE']._serialized_start=856
-  _globals['_TOKENIZERESPONSE']._serialized_end=893
-  _globals['_LISTMODELSREQUEST']._serialized_start=895
-  _globals['_LISTMODELSREQUEST']._serialized_end=914
-  _globals['_LISTMODELSRESPONSE']._serialized_start=916
-  _globals['_LISTMODELSRESPONSE']._serialized_end=974
-  _globals['_MODEL']._serialized_start=976
-  _globals['_MODEL']._serialized_end=1069
-  _globals['_INFERENCESERVICE']._serialized_start=1072
-  _globals['_INFERENCESERVICE']._serialized_end=1329
+  _globals['_GENERATEREQUEST']._serialized_end=411
+  _globals['_GENERATERESPONSE']._serialized_start=414
+  _globals['_GENERATERESPONSE']._serialized_end=731
+  _globals['_TOKENIZEREQUEST']._serialized_start=734
+  _globals['_TOKENIZEREQUEST']._serialized_end=872
+  _globals['_TOKENIZERESPONSE']._serialized_start=874
+  _globals['_TOKENIZERESPONSE']._serialized_end=911
+  _globals['_LISTMODELSREQUEST']._serialized_start=913
+  _globals['_LISTMODELSREQUEST']._serialized_end=932
+  _globals['_LISTMODELSRESPONSE']._serialized_start=934
+  _globals['_LISTMODELSRESPONSE']._serialized_end=992
+  _globals['_MODEL']._serialized_start=994
+  _globals['_MODEL']._serialized_end=1087
+  _globals['_INFERENCESERVICE']._serialized_start=1090
+  _globals['_INFERENCESERVICE']._serialized_end=1347
 # @@protoc_insertion_point(module_scope)

@@ -65,6 +65,7 @@ class GenerateRequest(_message.Message):
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     BAD_WORDS_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client, or empty: the server makes one. At most 128 printable ASCII characters without spaces."""
     model: _builtins.str
@@ -77,6 +78,10 @@ class GenerateRequest(_message.Message):
     """
     n: _builtins.int
     """Answers to the one prompt, each with noise of its own; choice 0 is what n = 1 gives. Range [1, 16]; 0 = 1."""
+    priority: _builtins.int
+    """Of requests that wait for a replica's step the higher go first, and when pages run short the lower give way. Range
+    [-100, 100]. Default 0.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """At most 4,096, with contents of 4 MiB of UTF-8 together."""
@@ -112,10 +117,11 @@ class GenerateRequest(_message.Message):
         continue_final_message: _builtins.bool = ...,
         bad_words: _abc.Iterable[_builtins.str] | None = ...,
         n: _builtins.int = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "sampling", b"sampling", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "bad_words", b"bad_words", "continue_final_message", b"continue_final_message", "messages", b"messages", "model", b"model", "n", b"n", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "bad_words", b"bad_words", "continue_final_message", b"continue_final_message", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
     _WhichOneofArgType__text: _TypeAlias = _typing.Literal["_text", b"_text"]  # noqa: Y015

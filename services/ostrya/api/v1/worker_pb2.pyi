@@ -30,6 +30,7 @@ class WorkerServiceGenerateRequest(_message.Message):
     CACHE_NAMESPACE_FIELD_NUMBER: _builtins.int
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     BAD_WORDS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """At most 256 characters; so are model and cache_namespace."""
     model: _builtins.str
@@ -39,6 +40,8 @@ class WorkerServiceGenerateRequest(_message.Message):
     """How many of the last token_ids are output already, of another replica; penalties tell them from the prompt. max_tokens
     and min_tokens count what is still to come.
     """
+    priority: _builtins.int
+    """Higher goes first, and is preempted last. Range [-100, 100]."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Below the model's context."""
@@ -59,10 +62,11 @@ class WorkerServiceGenerateRequest(_message.Message):
         cache_namespace: _builtins.str = ...,
         num_output_tokens: _builtins.int = ...,
         bad_words: _abc.Iterable[Global___TokenSequence] | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_words", b"bad_words", "cache_namespace", b"cache_namespace", "model", b"model", "num_output_tokens", b"num_output_tokens", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_words", b"bad_words", "cache_namespace", b"cache_namespace", "model", b"model", "num_output_tokens", b"num_output_tokens", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
