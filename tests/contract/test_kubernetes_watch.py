@@ -24,7 +24,7 @@ from ostrya.router.types import Hold
 from tests.fakes.certificates import make_certificate
 from tests.fakes.kube_api import NODES, KubeApi, endpoint
 from tests.fakes.redis_server import free_port
-from tests.fakes.waiting import until
+from tests.fakes.waiting import Stopwatch, until
 
 HEALED_S = 10.0
 """The promise: no endpoint is wrong for longer, whatever a watch missed."""
@@ -73,9 +73,9 @@ async def watching(
     try:
         yield made
     finally:
-        started = time.monotonic()
+        watch = Stopwatch()
         await made.close()
-        assert time.monotonic() - started < 1.0, "close waits for nobody"
+        assert watch.seconds() < 1.0, "close waits for nobody"
     assert not any(watcher._thread.is_alive() for watcher in watchers)
 
 

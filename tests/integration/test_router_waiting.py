@@ -1,6 +1,7 @@
 """When replicas are full, draining or gone: requests wait in order, and what has begun is never cut short."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from ostrya.api.v1 import worker_pb2
 from ostrya.api.v1.worker_pb2_grpc import WorkerServiceStub
 from ostrya.router.proxy import _NEVER_SENT
 from ostrya.router.settings import RouterSettings
-from ostrya.router.waiting import CROWD
+from ostrya.router.waiting import CROWD, MIN_PAUSE_S
 from ostrya.service.server import channel
 from tests.fakes.redis_server import free_port
 from tests.fakes.waiting import until
@@ -94,12 +95,13 @@ async def test_who_has_waited_waits_on_when_the_replica_that_returned_is_full() 
         await stand.until(ready=0)
         worker.next_token.close()
         asking = await start(stand, [Request(text=f"{n}") for n in range(5)])
+        began = time.monotonic()
         await worker.set_serving(True)
         await worker.until(lambda one: one.active == 1 and len(one.record.refused) > 0)
         worker.next_token.open()
         assert {text_of(one) for one in await asyncio.gather(*asking)} == {"at last"}
-        # One try finds out that it is full, and a pause or a free place follows; not every waiter at once.
-        assert len(worker.record.refused) <= 10
+        # One try finds out that it is full, and a pause or one of five free places follows; not every waiter at once.
+        assert len(worker.record.refused) <= 10 + (time.monotonic() - began) / MIN_PAUSE_S
         await stand.idle()
 
 

@@ -132,20 +132,24 @@ class Publisher:
         It may be run again after a failure: what that lost shows as a gap in the journal, which heals.
         """
         self.redis_up = False
-        backoff_s, told = 0.05, None
+        backoff_s = 0.05
+        told: set[tuple[str, str]] = set()
         while not self.fenced.done():
             try:
                 await self._turn()
-                self.redis_up, self.refusal, backoff_s, told = True, "", 0.05, None
+                self.redis_up, self.refusal, backoff_s = True, "", 0.05
+                told.clear()
                 await self._idle()
             except StateUnavailable as error:
                 self.redis_up, self.refusal = False, error.refusal
                 if error.refusal:
                     self._refused(error.refusal)
-                if error.refusal != told:
+                # Each kind once: what comes first, a time-out say, is often not what is wrong.
+                reason = error.refusal, type(error.__cause__).__name__
+                if reason not in told:
+                    told.add(reason)
                     what = "Redis refuses writes; serving on" if error.refusal else "Redis is gone; serving on"
                     log.warning(what, extra={"fields": {"refusal": error.refusal, "error": str(error)}})
-                told = error.refusal
                 self._need_snapshot()  # whether the last batch arrived is unknown
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _MAX_REFUSED_BACKOFF_S if error.refusal else _MAX_BACKOFF_S)

@@ -96,9 +96,10 @@ def test_special_tokens_of_a_gguf_without_types_are_known_by_their_text(
         return load_tokenizer(path)
 
     typed = load("typed.gguf", has_types=True)
-    assert not caplog.messages
+    assert "GGUF without token types" not in caplog.text
     bare = load("bare.gguf", has_types=False)
-    assert caplog.messages == ["GGUF without token types; special tokens are known by their text"]
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("ostrya")]
+    assert ours == ["GGUF without token types; special tokens are known by their text"]
     assert bare.fingerprint == typed.fingerprint
     assert bare.eos_token_ids == typed.eos_token_ids == (len(tokens) + 2, len(tokens) + 1, len(tokens) + 3)
     text = "<|im_start|>ab<think><b>[INST]<|im_end|></s><end_of_turn>"
