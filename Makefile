@@ -7,10 +7,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 PEER := .venv-peer
+# Some environments forbid bytecode; a suite that starts a thousand processes should not compile in each of them.
+unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= 2
 N ?= 20
-# Processes of tests: two more than there are cores, since many wait, for a clock or for the processes they start.
-JOBS ?= $(shell expr $$(nproc) + 2)
+# Processes of tests: three more than there are cores, since many wait, for a clock or for the processes they start.
+JOBS ?= $(shell expr $$(nproc) + 3)
 PYTEST := $(BIN)/pytest --durations=10
 BESIDE := -m 'not alone' -n $(JOBS) --no-loadscope-reorder
 # Those that may not run beside others; named, because collecting all tests takes as long as some of these.
@@ -23,7 +25,7 @@ define new-venv
 $(if $(call new-enough,$(1)),$(error $(refusal)))test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 endef
 
-.PHONY: serve check test test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-huge fuzz bench-engine bench-capacity golden clean
+.PHONY: serve check test test-beside test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-huge fuzz bench-engine bench-host bench-capacity golden clean
 
 serve: $(SERVING)  ## Redis, router and two workers on this machine; streams one answer
 	$(BIN)/ostrya up --workers $(WORKERS)
@@ -31,9 +33,12 @@ serve: $(SERVING)  ## Redis, router and two workers on this machine; streams one
 check: $(SERVING)  ## the same stack through the acceptance scenario
 	$(BIN)/ostrya up --check
 
-test: lint  ## all tests but tests/ops, in parallel; those that measure run alone afterwards
-	$(PYTEST) $(BESIDE) --ignore=tests/ops
+test: $(STAMP)  ## lint and all tests but tests/ops, in parallel; those that measure run alone afterwards
+	$(MAKE) --jobs=2 --output-sync=target lint test-beside
 	$(PYTEST) -m alone $(call ALONE,tests --exclude-dir=ops)
+
+test-beside: $(STAMP)
+	$(PYTEST) $(BESIDE) --ignore=tests/ops
 
 test-hog: $(STAMP)  ## make test N times beside as many busy processes as there are cores
 	$(BIN)/python -m tests.hog --runs $(N)
@@ -77,11 +82,15 @@ fuzz: $(STAMP)  ## 100,000 mutations of everything in Redis against a router's r
 bench-engine: $(STAMP) $(PEER)/.installed
 	$(BIN)/python -m tests.bench.engine --peer $(PEER)/bin/python
 
+bench-host: $(STAMP)  ## what a step costs the host, and how long a device waits between steps
+	$(BIN)/python -m tests.bench.host
+
 bench-capacity: $(STAMP)
 	$(BIN)/python -m tests.bench.capacity
 
 golden: $(PEER)/.installed  ## regenerates the golden tokens with transformers
 	$(PEER)/bin/python -m tests.numerics.generate_golden
+	$(PEER)/bin/python -m tests.numerics.generate_golden_families
 
 # What serving needs. torch first and exact: an open range would take a CUDA build of several gigabytes.
 $(SERVING): pyproject.toml Makefile

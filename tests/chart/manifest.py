@@ -65,9 +65,9 @@ class Selecting(Part, frozen=True, kw_only=True):
     selector: Selector
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Manifest:
-    """One rendered object."""
+    """One rendered object; equal to itself alone."""
 
     source: str
     """The template it comes from."""

@@ -112,13 +112,14 @@ def rendered_objects(
         files = loaded.render(values, name=release, namespace=namespace)
     except helm_python.HelmError as error:
         raise Refused(str(error)) from error
-    found = [
-        read(path, tree)
-        for path, text in sorted(files.items())
-        if not path.endswith("NOTES.txt")
-        for tree in trees(text)
-    ]
-    return tuple(found)
+    shown = sorted(one for one in files.items() if not one[0].endswith("NOTES.txt"))
+    return tuple(found for path, text in shown for found in _read_file(path, text))
+
+
+@functools.cache
+def _read_file(path: str, text: str) -> tuple[Manifest, ...]:
+    """Most values change few files, and reading a dashboard takes as long as rendering it."""
+    return tuple(read(path, tree) for tree in trees(text))
 
 
 @functools.cache

@@ -25,13 +25,14 @@ _OWN = Path(__file__).parent / "schemas"
 _DEFINITIONS = "https://kubernetes.io/api/_definitions.json"
 
 
-def problems(manifest: Manifest, version: str) -> list[str]:
+@functools.cache
+def problems(manifest: Manifest, version: str) -> tuple[str, ...]:
     """What the API server of this Kubernetes version would refuse; custom kinds are the same in all."""
     validator = _validator(manifest.api_version, manifest.kind, version)
     if validator is None:
-        return [f"no schema for {manifest.api_version} {manifest.kind}"]
+        return (f"no schema for {manifest.api_version} {manifest.kind}",)
     found = [f"{'.'.join(map(str, one.absolute_path))}: {one.message}" for one in validator.iter_errors(manifest.tree)]
-    return [*found, *(f"{path} is null" for path in _nulls(manifest.tree, ""))]
+    return (*found, *(f"{path} is null" for path in _nulls(manifest.tree, "")))
 
 
 def _nulls(value: object, path: str) -> Iterator[str]:

@@ -130,7 +130,9 @@ def nested(path: tuple[str, ...], value: object) -> Tree:
     return {first: nested(tuple(rest), value) if rest else value}
 
 
+# The password is given: one that each render makes anew changes every pod, and what is the same is looked at once.
 PLAIN: Tree = {
+    "redis": {"bundled": {"existingSecret": "redis"}},
     "discovery": "kubernetes",
     "maintenance": {"enabled": True},
     "monitoring": {"dashboards": {"enabled": False}},

@@ -200,10 +200,14 @@ def test_a_rollback_after_an_autoscaler_has_scaled_goes_through_and_keeps_its_nu
     release.upgrade(CHANGED)
     assert release.replicas() == 5
     release.server.scale(WORKERS, 7)
-    release.roll_back(1)
-    assert release.replicas() == 7
-    routers = release.server.get(f"/apis/apps/v1/{OF}/deployments/ostrya-default-router")
-    assert "debug" not in str(routers)
+    release.upgrade(FEWER)
+    release.server.scale(WORKERS, 8)
+    # What an upgrade has rendered must hold no number of an earlier moment; what the install rendered has none anyway.
+    for version, is_changed in ((2, True), (1, False)):
+        release.roll_back(version)
+        assert release.replicas() == 8
+        routers = release.server.get(f"/apis/apps/v1/{OF}/deployments/ostrya-default-router")
+        assert ("debug" in str(routers)) is is_changed
 
 
 def test_switching_autoscaling_on_keeps_the_number_and_the_first_scaling_takes_it_over(release: Release) -> None:

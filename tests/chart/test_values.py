@@ -1,5 +1,6 @@
 """values.yaml, values.schema.json and the README's table are one thing said three times."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 import yaml
 
 from tests.chart.manifest import Tree
-from tests.chart.render import CHART, ROOT
+from tests.chart.render import CHART, ROOT, trees
 
 # Mappings whose keys nobody can list, each with why.
 FREE = {
@@ -22,6 +23,7 @@ FREE = {
 }
 
 
+@functools.cache
 def schema() -> Tree:
     read = json.loads((CHART / "values.schema.json").read_text())
     assert isinstance(read, dict)
@@ -84,9 +86,9 @@ def differences(values: object, node: object, root: Tree, path: str) -> Iterator
         yield from differences(values[key], properties[key], root, f"{path}{key}.")
 
 
+@functools.cache
 def defaults() -> Tree:
-    read = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert isinstance(read, dict)
+    (read,) = trees((CHART / "values.yaml").read_text())
     return read
 
 

@@ -1,7 +1,5 @@
 """What a real Redis and Valkey do with keys that hold something else: read within bounds, healed by their owner."""
 
-from collections.abc import AsyncIterator
-
 import msgspec
 import pytest
 
@@ -14,22 +12,9 @@ from ostrya.state.connection import Connection
 from ostrya.state.journal import Answer, JournalReader, JournalWriter, Position
 from ostrya.state.rows import MAX_ROW_BYTES, MAX_ROWS, Kind, Rejects
 from tests.fakes.pool import member
-from tests.fakes.redis_server import RunningRedis
 
 KEYS = keys.worker_keys("p", "w0")
 TABLE = keys.members("p")
-
-
-@pytest.fixture
-async def connection(server: RunningRedis) -> AsyncIterator[Connection]:
-    connection = Connection(server.url)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-def writer(connection: Connection) -> JournalWriter:
-    return JournalWriter(connection, pool="p", worker_id="w0")
 
 
 async def test_one_row_that_cannot_be_read_hurts_no_other(connection: Connection) -> None:

@@ -1,6 +1,5 @@
 """What every Redis must do for the journal: order, fencing, epochs, expiry."""
 
-from collections.abc import AsyncIterator
 from itertools import chain
 
 import pytest
@@ -30,18 +29,6 @@ MEMBER = Member(
 
 def stored(*digests: int) -> list[Event]:
     return [Stored(tuple(map(RoutingDigest, digests)))]
-
-
-@pytest.fixture
-async def connection(server: RunningRedis) -> AsyncIterator[Connection]:
-    connection = Connection(server.url)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-def writer(connection: Connection) -> JournalWriter:
-    return JournalWriter(connection, pool="p", worker_id="w0")
 
 
 @pytest.fixture

@@ -131,6 +131,11 @@ def _handler(gcs: FakeGcs) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(body)
 
+        def end_headers(self) -> None:
+            # The library closes no connection that it keeps, and a test that calls it would be left with them.
+            self.send_header("Connection", "close")
+            super().end_headers()
+
         def handle(self) -> None:
             # A client that is killed, or a connection that is cut on purpose, is no failure here.
             _quietly(super().handle)

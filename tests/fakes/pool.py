@@ -33,6 +33,23 @@ def member(worker_id: str = "w0", address: str = "127.0.0.1:1") -> Member:
     )
 
 
+def replica(worker_id: str = "w0", address: str = "127.0.0.1:1", *, epoch: int = 0, num_pages: int = 0) -> ReplicaInfo:
+    """What the same worker says when it is dialled."""
+    return ReplicaInfo(
+        worker_id=WorkerId(worker_id),
+        address=address,
+        epoch=epoch,
+        model="tiny",
+        page_size=16,
+        routing_stride=1,
+        max_running=8,
+        context_tokens=2048,
+        vocab_size=1000,
+        prefix_credit=True,
+        num_pages=num_pages,
+    )
+
+
 @asynccontextmanager
 async def running(work: Callable[[], Coroutine[object, object, None]]) -> AsyncIterator[asyncio.Task[None]]:
     """Runs it as a task; cancels and awaits it at the end, and passes on what it raised."""
@@ -75,19 +92,7 @@ class Follower:
 
     def add(self, worker_id: str = "w0", *, epoch: int = 0, address: str = "127.0.0.1:1") -> None:
         """As discovery does when it has dialled a replica."""
-        info = ReplicaInfo(
-            worker_id=WorkerId(worker_id),
-            address=address,
-            epoch=epoch,
-            model="tiny",
-            page_size=16,
-            routing_stride=1,
-            max_running=8,
-            context_tokens=2048,
-            vocab_size=1000,
-            prefix_credit=True,
-        )
-        self.fleet.add(info, grpc.aio.insecure_channel(address))
+        self.fleet.add(replica(worker_id, address, epoch=epoch), grpc.aio.insecure_channel(address))
 
     def holds(self, worker_id: str = "w0") -> set[RoutingDigest]:
         """What the index says this worker could reuse."""

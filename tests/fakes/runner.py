@@ -9,14 +9,15 @@ process ("tests.fakes.runner:load_runner").
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from ostrya.engine.config import EngineConfig
-from ostrya.engine.plan import Bucket, Scores, StepPlan
+from ostrya.engine.plan import Bucket, Scores, StepPlan, fed_forward
 from ostrya.errors import ModelLoadError
 
 VOCAB_SIZE = 1000
@@ -31,25 +32,26 @@ def _mix(state: int, value: int) -> int:
 
 
 class FakeHandle:
-    """Done `step_s` after its launch."""
+    """Done at `done_s`; what the step computes is computed when somebody asks."""
 
-    def __init__(self, tokens: npt.NDArray[np.int32], *, step_s: float) -> None:
-        self._tokens = tokens
-        self._done_s = time.monotonic() + step_s
+    def __init__(self, compute: Callable[[], npt.NDArray[np.int32]], *, done_s: float) -> None:
+        self._compute = compute
+        self._done_s = done_s
 
     def done(self) -> bool:
         return time.monotonic() >= self._done_s
 
     def tokens(self) -> npt.NDArray[np.int32]:
         time.sleep(max(0.0, self._done_s - time.monotonic()))
-        return self._tokens
+        return self._compute()
 
     def scores(self) -> Scores | None:
         return None
 
 
 class FakeRunner:
-    """A step takes at least `step_s`."""
+    """Steps take at least `step_s`, one after another. Each is computed as late as possible and in order, so that what
+    the host changes meanwhile would be seen."""
 
     vocab_size = VOCAB_SIZE
 
@@ -59,6 +61,8 @@ class FakeRunner:
         self._slots = [UNWRITTEN] * (num_pages * page_size)
         self._warm: set[Bucket] = set()
         self._seen: set[Bucket] = set()
+        self._tokens: list[npt.NDArray[np.int32]] = []
+        self._done_s = 0.0
         self.plans: list[StepPlan] = []
         self.closed = False
 
@@ -76,6 +80,17 @@ class FakeRunner:
     def execute(self, plan: StepPlan) -> FakeHandle:
         self._seen.add(plan.bucket)
         self.plans.append(plan)
+        self._done_s = max(time.monotonic(), self._done_s) + self._step_s
+        return FakeHandle(partial(self._compute, len(self.plans) - 1), done_s=self._done_s)
+
+    def _compute(self, number: int) -> npt.NDArray[np.int32]:
+        while len(self._tokens) <= number:
+            self._tokens.append(self._run(self.plans[len(self._tokens)]))
+        return self._tokens[number]
+
+    def _run(self, plan: StepPlan) -> npt.NDArray[np.int32]:
+        if self._tokens:
+            plan = fed_forward(plan, self._tokens[-1])
         tokens = np.full(plan.bucket.rows, -7, np.int32)
         for slot in plan.slot_mapping[plan.num_tokens :].tolist():
             assert slot < self._page_size, "padding writes outside the scratch page"
@@ -85,7 +100,7 @@ class FakeRunner:
             for row, words in zip(mask.row.tolist(), mask.words, strict=True):
                 allowed = np.unpackbits(words.view(np.uint8), bitorder="little").nonzero()[0]
                 tokens[row] = allowed[tokens[row] % len(allowed)]
-        return FakeHandle(tokens, step_s=self._step_s)
+        return tokens
 
     def close(self) -> None:
         self.closed = True
@@ -178,7 +193,7 @@ class HangingRunner(FakeRunner):
 
     def execute(self, plan: StepPlan) -> FakeHandle:
         handle = super().execute(plan)
-        return handle if len(self.plans) < 30 else HangingHandle(handle.tokens(), step_s=0)
+        return handle if len(self.plans) < 30 else HangingHandle(handle.tokens, done_s=0)
 
 
 def load_hanging_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:

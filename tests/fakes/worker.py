@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import cast
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -21,6 +22,8 @@ from ostrya.api.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from ostrya.prefix.chain import ChainKey, self_test
 
 SERVICE = "ostrya.api.v1.WorkerService"
+GARBAGE = b"\xff"
+"""No message of any type."""
 
 
 class Gate:
@@ -61,6 +64,8 @@ class Refusal(StrEnum):
     UNAVAILABLE = "unavailable"
     QUEUE_FULL = "queue_full"
     """RESOURCE_EXHAUSTED with RetryInfo, as a worker whose queue is full answers."""
+    FAULT = "fault"
+    """INTERNAL without details, as our servicers answer for a bug, and gRPC for bytes that are no frame."""
     DRAINING = "draining"
     """UNAVAILABLE with RetryInfo, as a worker that drains answers; its health may be a moment behind."""
 
@@ -84,6 +89,8 @@ class Behaviour:
     """The stream ends with UNAVAILABLE after that many tokens."""
     dies_after_tokens: int | None = None
     """The whole server goes away after that many tokens, as a killed process does."""
+    garbles_after_tokens: int | None = None
+    """After that many tokens comes a message that does not decode."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,6 +155,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.address = ""
         self.active = 0
         self.is_cordoned = False
+        self.garbles_info = False
+        """GetInfo answers what does not decode."""
         self._cut = asyncio.Event()
         """A drain's time is up."""
         self._port = port
@@ -168,6 +177,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         # As real workers: a router's pings must not end a connection that is slow to be used.
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)])
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
+        server.add_registered_method_handlers(SERVICE, self._garbling())  # in the place of those two
         self._health = _Health(self.answer)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
@@ -209,6 +219,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.GetInfoRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> worker_pb2.GetInfoResponse:
         await self.answer.passed()
+        if self.garbles_info:
+            return worker_pb2.GetInfoResponse()
         who = self.identity
         return worker_pb2.GetInfoResponse(
             worker_id=who.worker_id,
@@ -299,6 +311,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             if not await self._passed(self.first_token if start == 0 else self.next_token):
                 await _abort(context, Refusal.DRAINING)
             await self._break(start, context)
+            if self.behaviour.garbles_after_tokens is not None and start >= self.behaviour.garbles_after_tokens:
+                yield worker_pb2.WorkerServiceGenerateResponse()
+                return
             last = start + size >= len(tokens)
             message = worker_pb2.WorkerServiceGenerateResponse(token_ids=tokens[start : start + size], load=self.load)
             if request.sampling.HasField("logprobs"):
@@ -310,6 +325,23 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             if last:
                 message.finish_reason = self._finish_reason(request)
             yield message
+
+    def _garbling(self) -> "dict[str, grpc.RpcMethodHandler[object, object]]":
+        """The methods that may answer garbage, which an empty message stands for."""
+
+        def pack(message: worker_pb2.WorkerServiceGenerateResponse | worker_pb2.GetInfoResponse) -> bytes:
+            return message.SerializeToString() or GARBAGE
+
+        generate = grpc.unary_stream_rpc_method_handler(
+            self.Generate,
+            request_deserializer=worker_pb2.WorkerServiceGenerateRequest.FromString,
+            response_serializer=pack,
+        )
+        get_info = grpc.unary_unary_rpc_method_handler(
+            self.GetInfo, request_deserializer=worker_pb2.GetInfoRequest.FromString, response_serializer=pack
+        )
+        handlers = {"Generate": generate, "GetInfo": get_info}
+        return cast("dict[str, grpc.RpcMethodHandler[object, object]]", handlers)
 
     async def _passed(self, gate: Gate) -> bool:
         """True at the gate's word, False if a drain cuts the request off first."""
@@ -385,6 +417,8 @@ async def _abort(context: grpc.aio.ServicerContext[object, object], refusal: Ref
     """Ends the call as a worker would for that reason."""
     if refusal is Refusal.UNAVAILABLE:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the fake worker refuses")
+    if refusal is Refusal.FAULT:
+        await context.abort(grpc.StatusCode.INTERNAL, "the fake worker has a fault")
     code, reason, text = {
         Refusal.QUEUE_FULL: (grpc.StatusCode.RESOURCE_EXHAUSTED, "Overloaded", "the fake worker's queue is full"),
         Refusal.DRAINING: (grpc.StatusCode.UNAVAILABLE, "Unavailable", "the fake worker is draining"),

@@ -1,15 +1,15 @@
-"""The faults table on the real stack: processes are killed, queues are full, clients go away; nothing is lost."""
+"""The faults table on the real stack: queues are full, clients go away, models are broken; nothing is lost.
+
+A killed worker, and a Redis that is killed and comes back empty: `ostrya up --check`, run by test_up.py.
+"""
 
 import asyncio
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ostrya.api.v1 import admin_pb2
 from ostrya.client import AsyncClient, Client
 from ostrya.errors import DeadlineExceeded, NoReplica, OstryaError, Overloaded
 from ostrya.text.source import resolve_model
@@ -20,14 +20,6 @@ from tests.integration.stack import RunningStack, eventually, start_stack
 ESSAY = "Write a long essay about the sea. " * 8
 
 
-@pytest.fixture(scope="module")
-def breakable() -> Iterator[RunningStack]:
-    """A stack that these tests break and heal; float32, where another path to the same keys changes no token."""
-    running = start_stack(worker_options=("--dtype", "float32"))
-    yield running
-    running.close()
-
-
 async def greedy(client: AsyncClient, prompt: str, max_tokens: int = 24) -> tuple[int, ...]:
     """The tokens of one greedy answer that does not stop early."""
     async with client.generate(text=prompt, temperature=0, max_tokens=max_tokens, ignore_eos=True) as stream:
@@ -36,16 +28,6 @@ async def greedy(client: AsyncClient, prompt: str, max_tokens: int = 24) -> tupl
 
 def indexed(client: Client) -> dict[str, int]:
     return {replica.worker_id: replica.indexed_blocks for replica in client.replicas().replicas}
-
-
-def epochs(client: Client) -> set[int]:
-    return {replica.epoch for replica in client.replicas().replicas}
-
-
-def covers(client: Client, before: dict[str, int]) -> bool:
-    """The journal is followed, and every worker has at least the blocks it had."""
-    fresh = client.replicas().level == admin_pb2.KNOWLEDGE_LEVEL_FRESH
-    return fresh and all(indexed(client).get(name, 0) >= count for name, count in before.items())
 
 
 def num_ready(client: Client) -> int:
@@ -77,47 +59,6 @@ async def test_a_request_that_ends_early_frees_slot_and_pages_within_100_ms(stac
 
 
 CANCELLED = "ostrya_worker_cancelled_requests_total"
-
-
-async def test_killing_a_worker_fails_no_request_and_answers_stay_exact(breakable: RunningStack) -> None:
-    prompts = [f"{index}. {ESSAY}" for index in range(6)]
-    async with AsyncClient(breakable.target) as client:
-        expected = [await greedy(client, prompt) for prompt in prompts]
-        running = [asyncio.create_task(greedy(client, prompt)) for prompt in prompts]
-        await eventually(lambda: bool(breakable.busy()), timeout_s=10, what=lambda: "nothing started")
-        breakable.processes["worker-0"].kill()
-        killed = time.monotonic()
-        assert await asyncio.gather(*running) == expected
-    with Client(breakable.target) as blocking:
-        await eventually(lambda: num_ready(blocking) == 1, timeout_s=5, what=lambda: "killed worker is still routed to")
-        assert time.monotonic() - killed < 60
-        breakable.restart("worker-0")
-        await eventually(
-            lambda: num_ready(blocking) == 2, timeout_s=60, what=lambda: "restarted worker is not routed to"
-        )
-
-
-async def test_redis_killed_and_emptied_fails_no_request_and_the_index_is_whole_in_5_s(breakable: RunningStack) -> None:
-    with Client(breakable.target) as blocking:
-        async with AsyncClient(breakable.target) as client:
-            await asyncio.gather(*(greedy(client, f"{index}. {ESSAY}", 2) for index in range(6)))
-            await breakable.idle()
-            await eventually(
-                lambda: sum(indexed(blocking).values()) > 0, timeout_s=5, what=lambda: str(indexed(blocking))
-            )
-            before, old_epochs = indexed(blocking), epochs(blocking)
-            breakable.redis.kill()
-            during = [asyncio.create_task(greedy(client, f"{index}. {ESSAY}", 8)) for index in range(6)]
-            await asyncio.gather(*during)
-            breakable.redis.restart()
-            back = time.monotonic()
-            await eventually(
-                lambda: not old_epochs & epochs(blocking) and covers(blocking, before),
-                timeout_s=5,
-                what=lambda: f"index before {before}, after {indexed(blocking)} at {blocking.replicas().level}",
-            )
-            print(f"index whole again after {time.monotonic() - back:.2f} s")
-            await greedy(client, "After the outage:", 2)
 
 
 async def test_with_redis_absent_at_start_requests_are_answered() -> None:

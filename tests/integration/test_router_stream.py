@@ -75,7 +75,7 @@ async def test_max_tokens_ends_with_length() -> None:
         assert (text_of(responses), responses[-1].finish_reason) == ("a long", LENGTH)
 
 
-@pytest.mark.parametrize("refusal", [Refusal.UNAVAILABLE, Refusal.QUEUE_FULL])
+@pytest.mark.parametrize("refusal", [Refusal.UNAVAILABLE, Refusal.QUEUE_FULL, Refusal.FAULT])
 async def test_before_the_first_token_another_replica_is_tried(refusal: Refusal) -> None:
     async with bed(Behaviour(refusal=refusal), Behaviour(refusal=refusal)) as stand:
         stand.workers[1].behaviour = saying("from one")
@@ -87,7 +87,7 @@ async def test_before_the_first_token_another_replica_is_tried(refusal: Refusal)
         await stand.idle()
 
 
-@pytest.mark.parametrize("fault", ["breaks_after_tokens", "dies_after_tokens"])
+@pytest.mark.parametrize("fault", ["breaks_after_tokens", "dies_after_tokens", "garbles_after_tokens"])
 async def test_after_the_first_token_the_answer_continues_exactly_elsewhere(fault: str) -> None:
     """The tokens are those of an undisturbed run with the same seed, and the usage that of one request."""
     request = Request(token_ids=range(10, 60), sampling=Params(seed=1234, max_tokens=20))
@@ -185,6 +185,36 @@ async def test_when_every_try_fails_the_last_reason_is_told() -> None:
         assert details_of(failed.value, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() == 50
         assert sum(len(worker.record.refused) for worker in stand.workers) == 2, "each replica once"
         await stand.idle()
+
+
+async def test_a_replica_that_answers_garbage_has_failed_and_another_is_tried() -> None:
+    async with bed(Behaviour(garbles_after_tokens=0), saying("from one")) as stand:
+        for number in range(6):
+            responses = await stand.ask(Request(text=f"prompt {number}", sampling=Params(seed=number)))
+            assert (text_of(responses), responses[-1].replica) == ("from one", "w1")
+        assert stand.workers[0].record.requests, "six prompts do not all fall on the second of two"
+        stand.workers[1].behaviour = Behaviour(garbles_after_tokens=0)
+        with pytest.raises(grpc.aio.AioRpcError, match="answered what does not decode") as failed:
+            await stand.ask(Request(text="a"))
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        await stand.idle()
+
+
+async def test_a_replica_that_says_garbage_of_itself_is_lost_until_it_does_not(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostrya.router.link._UNUSABLE_BACKOFF_S", 0.1)
+    async with bed(saying("yes")) as stand:
+        (worker,) = stand.workers
+        worker.garbles_info = True
+        await worker.stop()
+        await stand.until(ready=0)
+        await worker.start()
+        await until(lambda: "what a worker says of itself does not decode; not used" in caplog.messages)
+        assert "link ended by a fault of ours; starting it again" not in caplog.messages
+        worker.garbles_info = False
+        await stand.until(ready=1)
+        assert text_of(await stand.ask(Request(text="a"))) == "yes"
 
 
 async def test_a_cancel_reaches_the_replica_at_once_and_leaves_no_count() -> None:

@@ -105,6 +105,7 @@ def make_plan(batch: Sequence[tuple[Running, int]], *, page_size: int, pages_per
         num_rows=num_rows,
         num_decode_rows=next((row for row, (_, n) in enumerate(batch) if n != 1), num_rows),
         token_ids=token_ids,
+        token_source=np.full(bucket.tokens, -1, np.int32),
         positions=positions,
         slot_mapping=slots,
         query_start=query_start,

@@ -29,12 +29,12 @@ def packaged_gguf() -> Path:
 
 
 @torch.inference_mode()
-def greedy(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], float]:
-    """NUM_NEW tokens, end-of-sequence treated like any other, and the smallest lead the winning logit had."""
+def greedy(model: torch.nn.Module, prompt: list[int], *, num_new: int = NUM_NEW) -> tuple[list[int], float]:
+    """That many tokens, end-of-sequence treated like any other, and the smallest lead the winning logit had."""
     tokens: list[int] = []
     margin = float("inf")
     inputs, cache = torch.tensor([prompt]), None
-    for _ in range(NUM_NEW):
+    for _ in range(num_new):
         out = model(input_ids=inputs, past_key_values=cache, use_cache=True)
         best = out.logits[0, -1].topk(2)
         margin = min(margin, float(best.values[0] - best.values[1]))

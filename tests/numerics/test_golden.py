@@ -58,7 +58,9 @@ def driver() -> Iterator[Driver]:
 def test_twenty_prompts_give_the_tokens_of_transformers(driver: Driver) -> None:
     cases = GOLDEN["cases"]
     assert len(cases) == 20
-    produced = driver.generate([case["prompt"] for case in cases], num_new=64)
+    # Sixteen at a time: twenty are computed as 32, which takes more than twice as long.
+    prompts = [case["prompt"] for case in cases]
+    produced = [*driver.generate(prompts[:16], num_new=64), *driver.generate(prompts[16:], num_new=64)]
     for number, (case, output) in enumerate(zip(cases, produced, strict=True)):
         assert output == case["output"], f"prompt {number}, closest call {case['min_margin']:.1e}"
 

@@ -157,10 +157,13 @@ INDEX = Row(
             unit="ops",
         ),
         Panel(
-            title="Parts of the routers",
-            text="0 while a router's discovery, tracker, waiting room or gauges fail and are started again. Requests "
-            "go on by what is known; what that part should tell goes stale. See the router's log.",
-            queries=(Query(f"min by (replica, part) ({router('part_up')})", "{{replica}} {{part}}"),),
+            title="Parts of routers and workers",
+            text="0 while a router's discovery, tracker, waiting room or gauges, or a worker's publisher, fail and are "
+            "started again. Requests go on by what is known; what that part should tell goes stale. See its log.",
+            queries=(
+                Query(f"min by (replica, part) ({router('part_up')})", "{{replica}} {{part}}"),
+                Query(f"min by (replica, part) ({worker('part_up')})", "{{replica}} {{part}}"),
+            ),
             kind="state-timeline",
             names=((0, "failing", "red"), (1, "up", "green")),
         ),

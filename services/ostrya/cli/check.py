@@ -187,7 +187,7 @@ class Check:
         )
 
     def _long_answers(self) -> list[AsyncStream]:
-        return [self._ask(task, max_tokens=64, ignore_eos=True) for task in TASKS]
+        return [self._ask(task, max_tokens=48, ignore_eos=True) for task in TASKS]
 
     async def _one_that_streams(self, streams: Sequence[AsyncStream]) -> str:
         """A replica in the middle of at least two answers."""

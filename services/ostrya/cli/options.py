@@ -47,7 +47,9 @@ def _parameters(settings: type, environment: bool) -> list[inspect.Parameter]:
         kind = list[get_args(kind)[0]] if get_origin(kind) is tuple else kind  # type: ignore[misc]
         default = defaults.get(name, ...)
         variable = f"OSTRYA_{name.upper()}" if environment else None
-        option = typer.Option(f"--{name.replace('_', '-')}", envvar=variable, help=helps.get(name))
+        flag = name.replace("_", "-")
+        flags = f"--{flag}/--no-{flag}" if default is True else f"--{flag}"
+        option = typer.Option(flags, envvar=variable, help=helps.get(name))
         parameters.append(
             inspect.Parameter(
                 name,

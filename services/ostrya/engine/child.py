@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Never
+from typing import Final, Never
 
 from ostrya.engine import wire
-from ostrya.engine.backends.base import Runner, StepHandle
+from ostrya.engine.backends.base import LoadedModel, Runner, StepHandle
 from ostrya.engine.compiling import Compiled, Compiling
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.engine import Engine
@@ -27,10 +27,7 @@ from ostrya.engine.grammar import FIELD, Grammars, Matcher
 from ostrya.engine.types import EngineInfo, EngineRequest, RequestId, StepReport
 from ostrya.errors import InvalidRequest, ModelLoadError, OstryaError
 
-if TYPE_CHECKING:
-    from ostrya.engine.models import LoadedModel
-
-RunnerFactory = Callable[[EngineConfig], "tuple[Runner, LoadedModel]"]
+RunnerFactory = Callable[[EngineConfig], tuple[Runner, LoadedModel]]
 
 
 class _StepDone:
@@ -53,6 +50,9 @@ class EngineLoop:
         self._mailbox = mailbox
         self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step-waiter")
         self._next_heartbeat_s = 0.0
+        self._attended: StepHandle | None = None
+        self._is_done = False
+        """The attended step."""
 
     def run(self) -> Never:
         """Never returns; the reader thread ends the process when the parent closes the socket."""
@@ -65,22 +65,26 @@ class EngineLoop:
             while not self._mailbox.empty():
                 self._handle_next()
 
-    def _attend(self, handle: StepHandle) -> None:
-        """Handles messages until the step is done."""
-        self._waiter.submit(handle.tokens).add_done_callback(lambda _: self._mailbox.put(_STEP_DONE))
-        while not self._handle_next():
-            pass
+    def _attend(self, handle: StepHandle, until_s: float | None) -> None:
+        """Handles messages until the step is done, or until then."""
+        if handle is not self._attended:
+            self._attended, self._is_done = handle, False
+            self._waiter.submit(handle.tokens).add_done_callback(lambda _: self._mailbox.put(_STEP_DONE))
+        while not self._is_done and (until_s is None or time.monotonic() < until_s):
+            self._handle_next(until_s)
 
-    def _handle_next(self) -> bool:
-        """Waits for one message, or until a heartbeat is due. True when the message says that the step is done."""
+    def _handle_next(self, until_s: float | None = None) -> None:
+        """Waits for one message, until then at most; sends the heartbeat that is due."""
+        wake_s = self._next_heartbeat_s if until_s is None else min(until_s, self._next_heartbeat_s)
         if self._compiling is not None:
             for request_id, error in self._compiling.overdue().items():
                 self._refuse(request_id, error)
         try:
-            message = self._mailbox.get(timeout=max(0.0, self._next_heartbeat_s - time.monotonic()))
+            message = self._mailbox.get(timeout=max(0.0, wake_s - time.monotonic()))
         except queue.Empty:
-            self._send(StepReport(load=self._engine.load(), shape=self._engine.running))
-            return False
+            if time.monotonic() >= self._next_heartbeat_s:
+                self._send(StepReport(load=self._engine.load(), shape=self._engine.running))
+            return
         match message:
             case wire.Submit(request) if request.sampling.grammar is None:
                 self._submit(request)
@@ -103,7 +107,8 @@ class EngineLoop:
                 if self._compiling is not None:
                     self._compiling.abort(request_id)
                 self._next_heartbeat_s = 0.0  # the freed pages are news
-        return message is _STEP_DONE
+            case _StepDone():
+                self._is_done = True
 
     def _submit(self, request: EngineRequest, matcher: Matcher | None = None) -> None:
         try:

@@ -1,5 +1,6 @@
 """The engine's settings. Frozen; checked once, all problems at once."""
 
+import math
 from typing import Literal
 
 import msgspec
@@ -38,6 +39,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The token budget of one step; also the largest token bucket."""
     max_prefill_chunk_tokens: int = 512
     """Longest part of one prompt in one step."""
+    max_inter_token_s: float = 0.2
+    """While answers are written, a step takes so much of prompts that it lasts about this long, or twice as long as
+    without any; 0 = as much as max_step_tokens allows."""
+    overlap: bool = True
+    """Plan and launch a step while the one before runs, so that the device does not wait for the host."""
     num_threads: int = 0
     """Compute threads; 0 = all cores."""
 
@@ -62,5 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.max_prefill_chunk_tokens < 1:
             problems.append(f"max_prefill_chunk_tokens is {self.max_prefill_chunk_tokens}; it must be at least 1")
+        if not 0 <= self.max_inter_token_s < math.inf:
+            problems.append(f"max_inter_token_s is {self.max_inter_token_s}; it must be 0 or more")
         if problems:
             raise ConfigError(problems)

@@ -4,7 +4,7 @@ Rows are sequences; decode rows (one token) come first, then prefill chunks. Eve
 a backend sees few shapes. Padding tokens write to page 0, which no sequence owns; padding rows have kv_lens 0.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,20 @@ class Entries:
     row: I32
     token: I32
     value: F32
+
+    def plus_one(self, rows: npt.NDArray[np.intp], tokens: I32) -> "Entries":
+        """With 1 more for each of these tokens."""
+        value, new = self.value.copy(), []
+        for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            here = np.flatnonzero((self.row == row) & (self.token == token))
+            value[here] += 1
+            if not len(here):
+                new.append(index)
+        return Entries(
+            row=np.append(self.row, rows[new]).astype(np.int32),
+            token=np.append(self.token, tokens[new]),
+            value=np.append(value, np.ones(len(new), np.float32)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +74,14 @@ class Processors:
     typical_p: F32
     """[R] 1 = none."""
     mask: Mask | None = None
+
+    @property
+    def has_penalty(self) -> npt.NDArray[np.bool_]:
+        """[R] whether `seen` changes anything."""
+        has_one: npt.NDArray[np.bool_] = (
+            (self.repetition_penalty != 1) | (self.presence_penalty != 0) | (self.frequency_penalty != 0)
+        )
+        return has_one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +121,9 @@ class StepPlan:
     """Rows [0, num_decode_rows) have exactly one token."""
 
     token_ids: I32
-    """[T]"""
+    """[T] 0 where token_source says where the token comes from."""
+    token_source: I32
+    """[T] -1, or the row of the step before whose sampled token stands here: fed forward on the device."""
     positions: I32
     """[T] absolute position of each token."""
     slot_mapping: I32
@@ -128,3 +152,16 @@ class StepPlan:
     """None: no row wants any."""
     scoring: Scoring | None = None
     """None: no row wants any."""
+
+
+def fed_forward(plan: StepPlan, last_tokens: I32) -> StepPlan:
+    """The plan with the tokens [R] of the step before put where token_source asks for them, and counted as seen."""
+    if (plan.token_source < 0).all():
+        return plan
+    token_ids = np.where(plan.token_source < 0, plan.token_ids, last_tokens[plan.token_source])
+    processors = plan.processors
+    if processors is not None:
+        own_source = plan.token_source[plan.logits_index]
+        rows = np.flatnonzero(processors.has_penalty & (own_source >= 0))
+        processors = replace(processors, seen=processors.seen.plus_one(rows, last_tokens[own_source[rows]]))
+    return replace(plan, token_ids=token_ids, token_source=np.full_like(plan.token_source, -1), processors=processors)

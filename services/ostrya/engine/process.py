@@ -34,37 +34,46 @@ STDERR_FD = 2
 class _Stream:
     """Outputs of one request that its consumer has not taken yet, merged into one: bounded by max_tokens."""
 
+    __slots__ = ("_changed", "_error", "_pending")
+
     def __init__(self) -> None:
         self._pending: SequenceOutput | None = None
         self._error: OstryaError | None = None
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Future[None] | None = None
 
     def put(self, output: SequenceOutput) -> None:
-        before = self._pending
-        self._pending = output if before is None else _merged(before, output)
-        self._changed.set()
+        self._pending = output if self._pending is None else _merged(self._pending, output)
+        self._wake()
 
     def fail(self, error: OstryaError) -> None:
         self._error = error
-        self._changed.set()
+        self._wake()
 
-    async def get(self) -> SequenceOutput:
-        """The next merged output; once there is none left, raises what fail() was given."""
-        while self._pending is None:
-            if self._error is not None:
-                raise self._error
-            self._changed.clear()
-            await self._changed.wait()
+    def take(self) -> SequenceOutput | None:
+        """What came since the last time; once there is none left, raises what fail() was given."""
         output, self._pending = self._pending, None
+        if output is None and self._error is not None:
+            raise self._error
         return output
 
+    def changed(self) -> "asyncio.Future[None]":
+        """Done with the next put() or fail(). For one consumer, who has just taken all there was; a future and not an
+        event, because every stream waits once a step."""
+        self._changed = asyncio.get_running_loop().create_future()
+        return self._changed
 
-def _merged(before: SequenceOutput, output: SequenceOutput) -> SequenceOutput:
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+
+def _merged(first: SequenceOutput, second: SequenceOutput) -> SequenceOutput:
+    """What the first token tells is in `first`, how it ended in `second`."""
     return msgspec.structs.replace(
-        output,
-        token_ids=before.token_ids + output.token_ids,
-        scores=before.scores + output.scores,
-        prompt_scores=before.prompt_scores,
+        first,
+        token_ids=first.token_ids + second.token_ids,
+        finish_reason=second.finish_reason,
+        scores=first.scores + second.scores,
     )
 
 
@@ -168,7 +177,8 @@ class EngineProcess:
         try:
             finished = False
             while not finished:
-                output = await stream.get()
+                while (output := stream.take()) is None:
+                    await stream.changed()
                 finished = output.finish_reason is not None
                 yield output
         finally:
@@ -223,17 +233,14 @@ class EngineProcess:
                 for listener in self._listeners:
                     listener(report)
                 for output in report.outputs:
-                    self._give(output)
+                    # An aborted request may have one output on its way.
+                    if (stream := self._streams.get(output.request_id)) is not None:
+                        stream.put(output)
+                        if output.finish_reason is not None:
+                            del self._streams[output.request_id]
             case wire.Refused(request_id, field, value, allowed):
                 if (stream := self._streams.pop(request_id, None)) is not None:
                     stream.fail(InvalidRequest(field, value, allowed))
-
-    def _give(self, output: SequenceOutput) -> None:
-        # An aborted request may have one output on its way.
-        if (stream := self._streams.get(output.request_id)) is not None:
-            stream.put(output)
-            if output.finish_reason is not None:
-                del self._streams[output.request_id]
 
     def _send(self, message: wire.Submit | wire.Abort) -> None:
         # Not drained: the limit of open requests bounds what can pile up.

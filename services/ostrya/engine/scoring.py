@@ -32,7 +32,7 @@ def wanted(rows: Seq[Row]) -> Scoring | None:
             own.append((number, sampling.num_top))
         if row.sequence.num_unscored > 0 and sampling.num_prompt_top is not None:
             positions = _prompt_positions(row)
-            index += [first + position - row.sequence.num_computed for position in positions]
+            index += [first + position - row.start for position in positions]
             target += row.sequence.token_ids[positions.start + 1 : positions.stop + 1]
             num_top += [sampling.num_prompt_top] * len(positions)
         first += row.num_tokens
@@ -71,6 +71,6 @@ def _prompt_positions(row: Row) -> range:
     """The row's positions whose next token is a prompt token without a score."""
     sequence = row.sequence
     num_scored = len(sequence.prompt_scores)
-    start = max(sequence.num_computed, num_scored)
-    end = min(sequence.num_computed + row.num_tokens, num_scored + sequence.num_unscored)
+    start = max(row.start, num_scored)
+    end = min(row.start + row.num_tokens, num_scored + sequence.num_unscored)
     return range(start, max(start, end))

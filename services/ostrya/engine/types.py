@@ -61,6 +61,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     sampling: Sampling
     cache_namespace: str = ""
+    priority: int = 0
+    """Higher goes first, and is preempted last."""
     num_output_tokens: int = 0
     """Of the last token_ids: output that another engine has made; the rest is the prompt."""
 
@@ -75,19 +77,20 @@ class TokenScore(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[float, ...] = ()
 
 
-class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step added to one request."""
+class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What one step added to one request. There is one for every row of every step, so what does not change is told
+    with the first token only."""
 
     request_id: RequestId
     token_ids: tuple[int, ...]
     """Includes a stop or end-of-sequence token that ended the request."""
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
-    """Prompt tokens reused at the first admission."""
+    """With the first token: prompt tokens reused at the first admission."""
     queue_s: float = 0.0
-    """From submit to the first step that had it."""
+    """With the first token: from submit to the first step that had it."""
     prefill_s: float = 0.0
-    """From that step to the first token; 0 until there is one."""
+    """With the first token: from that step to now."""
     scores: tuple[TokenScore, ...] = ()
     """One for each of token_ids, if asked for."""
     prompt_scores: tuple[TokenScore, ...] = ()

@@ -10,9 +10,11 @@ from ostrya.gguf_header import part_names
 Part = Literal["model", "tokenizer", "everything"]
 """tokenizer: what a router reads. everything: the folder as it is, for a compile cache."""
 
+_RANKS = ("tiktoken.model", "*.tiktoken")
+"""What a few models have in place of a tokenizer.json."""
 _TOKENIZER = (
     *("config.json", "generation_config.json", "tokenizer*.json", "tokenizer.model", "special_tokens_map.json"),
-    *("chat_template.jinja", "chat_template.json"),
+    *("chat_template.jinja", "chat_template.json", *_RANKS),
 )
 _MODEL = (*_TOKENIZER, "*.json", "*.safetensors")
 _TWICE = "consolidated*.safetensors"
@@ -30,7 +32,8 @@ def choose(names: Collection[str], part: Part) -> list[str]:
     # Folders inside a model's folder hold other formats of the same weights.
     top = [name for name in names if "/" not in name and not fnmatchcase(name, _TWICE)]
     has_weights = any(name.endswith(".safetensors") for name in top)
-    if (part == "tokenizer" and "tokenizer.json" in top) or (part == "model" and has_weights):
+    has_tokenizer = bool(_matching(top, ("tokenizer.json", *_RANKS)))
+    if (part == "tokenizer" and has_tokenizer) or (part == "model" and has_weights):
         return _matching(top, _TOKENIZER if part == "tokenizer" else _MODEL)
     return _gguf(top, part)
 

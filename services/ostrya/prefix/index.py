@@ -10,7 +10,6 @@ Memory: 80 to 130 B a digest, however many replicas hold it. Time at 1 M digests
 (most of it memory latency), 0.5 µs stored, and never more than some milliseconds at a stretch, however it grows.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
@@ -22,10 +21,11 @@ from ostrya.prefix.events import Cleared, Event, Removed, Stored
 _GENERATION_S = 2.0
 _MAX_PREDICTED = 1 << 16
 _MAX_KNOWN_MASKS = 1 << 16
-# A dict that grows moves all it has, 100 ms with millions of digests; a shard of 4 M / 128 does it in 2 ms. Shards have
-# different shares of the digests, one to two, so that they do not all grow at the same moment.
-_SHARDS = 128
-_BUCKETS = 2_048
+# A dict that grows moves all it has, 100 ms with millions of digests, and several times as long where other programs
+# keep the machine busy. A shard of 4 M / 2,048 is lost in the time of a slice. Shards have different shares of the
+# digests, one to two, so that they do not all grow at the same moment.
+_SHARDS = 2_048
+_BUCKETS = 32_768
 _LAST = _BUCKETS - 1
 
 Table = dict[RoutingDigest, int]
@@ -286,6 +286,8 @@ class PrefixIndex:
 
 def _shared_out(shards: Sequence[Table]) -> list[Table]:
     """A shard for each bucket: the last one has twice as many as the first."""
-    shares = [2 ** (number / len(shards)) for number in range(len(shards))]
-    ends = [round(end * _BUCKETS / sum(shares)) for end in accumulate(shares)]
-    return [shards[bisect_right(ends, bucket)] for bucket in range(_BUCKETS)]
+    ends = list(accumulate(2 ** (number / len(shards)) for number in range(len(shards))))
+    buckets: list[Table] = []
+    for shard, end in zip(shards, ends, strict=True):
+        buckets += [shard] * (round(end * _BUCKETS / ends[-1]) - len(buckets))
+    return buckets

@@ -18,9 +18,9 @@ from ostrya.api.v1.worker_pb2_grpc import WorkerServiceStub
 from ostrya.errors import InvalidRequest, NotFound, OstryaError, Unavailable
 from ostrya.router.explain import DecisionLog, candidates
 from ostrya.router.fleet import Fleet, ReplicaRow
-from ostrya.router.parts import Failing
 from ostrya.router.types import Candidate, KnowledgeLevel, Load, ReplicaState, WorkerId
 from ostrya.service.bounds import check_drain_s, check_name
+from ostrya.service.parts import Failing
 from ostrya.service.server import channel
 from ostrya.service.status import Context, error_of, innermost, is_ours, translated, with_retry
 from ostrya.state.keys import SCHEMA

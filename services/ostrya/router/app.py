@@ -29,7 +29,6 @@ from ostrya.router.fleet import Fleet
 from ostrya.router.gate import Gate
 from ostrya.router.metrics import KubernetesMetrics, RouterMetrics
 from ostrya.router.offload import Offload
-from ostrya.router.parts import Parts
 from ostrya.router.proxy import Proxy
 from ostrya.router.served import ServedModel
 from ostrya.router.servicer import InferenceServicer
@@ -38,6 +37,7 @@ from ostrya.router.tracker import Tracker
 from ostrya.router.waiting import WaitingRoom, num_free
 from ostrya.service import descriptors, logs, tracing
 from ostrya.service.metrics import MetricsEndpoint
+from ostrya.service.parts import Parts
 from ostrya.service.server import GrpcServer, stop_signal
 from ostrya.state.rows import Rejects
 from ostrya.text.source import resolve_model

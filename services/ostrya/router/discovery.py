@@ -24,6 +24,7 @@ from ostrya.router.cluster import Cluster, Watched
 from ostrya.router.fleet import Fleet
 from ostrya.router.kubernetes import WatchEvent
 from ostrya.router.link import Link
+from ostrya.router.pace import Pace
 from ostrya.router.registry import Registry
 from ostrya.router.settings import RouterSettings
 from ostrya.router.types import Hold, ReplicaState
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.25
 _STARTS = 32
 """Links started a poll: each is a connection, and a table full of members is not worth a pause of the others."""
+
+_ENDS = 16
+"""Links ended at a time, for the same reason."""
 
 
 class Discovery:
@@ -59,6 +63,7 @@ class Discovery:
         self.watch_events = self._cluster.events if self._cluster is not None else nothing
         """What happened to the watch of the endpoints, by WatchEvent."""
         self._links: dict[str, asyncio.Task[None]] = {}
+        self._pace = Pace()
         self._is_watching = False
 
     @property
@@ -193,14 +198,16 @@ class Discovery:
                 pool=self._settings.pool,
                 chain=self._chain,
                 fleet=self._fleet,
+                pace=self._pace,
                 max_message_bytes=self._settings.max_message_bytes,
             )
             self._links[address] = asyncio.create_task(link.run(), name=f"link {address}")
 
     async def _end(self, addresses: list[str]) -> None:
-        tasks = [self._links.pop(address) for address in addresses if address in self._links]
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                log.error("link ended by a fault of ours", exc_info=result)
+        for first in range(0, len(addresses), _ENDS):
+            tasks = [self._links.pop(one) for one in addresses[first : first + _ENDS] if one in self._links]
+            for task in tasks:
+                task.cancel()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(result, Exception):
+                    log.error("link ended by a fault of ours", exc_info=result)

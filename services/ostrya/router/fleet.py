@@ -141,7 +141,7 @@ class Fleet:
     def add(self, info: ReplicaInfo, channel: grpc.aio.Channel) -> None:
         """A dialled replica, STARTING. Takes the place of an older one of the same id, with a fresh index slot."""
         old = self._replicas.get(info.worker_id)
-        min_epoch = info.epoch or (max(old.min_epoch, old.info.epoch) + 1 if old else 0)
+        min_epoch = info.epoch or (max(old.min_epoch, old.info.epoch + 1) if old else 0)
         if old is not None:
             self._let_go(old)
         self._replicas[info.worker_id] = Replica(
@@ -205,10 +205,11 @@ class Fleet:
     def registered(self, worker_id: WorkerId, epoch: int) -> None:
         """The same process has a newer epoch in Redis. Keeps channel, slot and credit: its cache is what it was.
 
-        A row may still be that of the process before, or of its engine: that epoch is below min_epoch.
+        A row may still be that of the process before, or of its engine: its epoch is the one before min_epoch. One that
+        is lower still is of this process, from an emptied Redis whose clock went back.
         """
         replica = self._replicas.get(worker_id)
-        if replica is not None and epoch > replica.info.epoch and epoch >= replica.min_epoch:
+        if replica is not None and epoch > replica.info.epoch and epoch != replica.min_epoch - 1:
             replica.info = replace(replica.info, epoch=epoch)
             replica.min_epoch = epoch
             self._notify()

@@ -18,6 +18,7 @@ from ostrya.api.v1.worker_pb2_grpc import WorkerServiceStub
 from ostrya.prefix.chain import ChainKey, self_test
 from ostrya.router import figures
 from ostrya.router.fleet import Fleet
+from ostrya.router.pace import Pace
 from ostrya.router.replica import ReplicaInfo
 from ostrya.router.types import ReplicaState, WorkerId
 from ostrya.service.cancelling import is_cancelled
@@ -47,6 +48,8 @@ class Link:
     pool: str
     chain: ChainKey
     fleet: Fleet
+    pace: Pace
+    """Of all links together."""
     max_message_bytes: int
     wall: Callable[[], float] = time.time
 
@@ -82,6 +85,7 @@ class Link:
         channel = self.fleet.channel(known, self.address) if known is not None else None
         is_ours = channel is None  # until the fleet has it
         if channel is None:
+            await self.pace.turn()
             channel = open_channel(self.address, max_message_bytes=self.max_message_bytes)
         try:
             sent = self.wall()
@@ -148,9 +152,13 @@ class Link:
         if worker_id is not None and self.fleet.channel(worker_id, self.address) is not None:
             self.fleet.set_state(worker_id, ReplicaState.LOST)
 
-    def _is_usable(self, answer: worker_pb2.GetInfoResponse) -> bool:
+    def _is_usable(self, answer: worker_pb2.GetInfoResponse | None) -> bool:
         """False for another pool's or model's worker, for one that no request could go to, and for the id that a
         younger process has elsewhere."""
+        if answer is None:  # gRPC's stand-in for bytes that do not decode; its types do not say so
+            where = {"address": self.address}
+            log.warning("what a worker says of itself does not decode; not used", extra={"fields": where})
+            return False
         limits = answer.limits
         if not is_worker_id(answer.worker_id) or min(limits.max_running, limits.context_tokens, limits.vocab_size) < 1:
             fields = {

@@ -1,7 +1,8 @@
 """Where work of a request's size runs. The event loop carries every stream, so only what is small runs there.
 
-What is middling goes to the loop's own threads; what is large has a few of its own, so that giants wait for each other
-and for nobody else, and memory is bounded by their number. Work given here holds the interpreter lock for a
+What is middling has some threads; what is large has a few of its own, so that giants wait for each other and for
+nobody else, and memory is bounded by their number. The loop's own threads are left alone: in them names are resolved,
+and Redis may move while a flood of requests is tokenized. Work given here holds the interpreter lock for a
 millisecond at most at a time: loops over slices, or code that releases it.
 """
 
@@ -18,6 +19,8 @@ SMALL_BYTES = 16 << 10
 _LARGE_BYTES = 256 << 10
 """Tens of milliseconds of tokenizing."""
 
+_MIDDLING_THREADS = 8
+"""They compute, so more would only be more switching; tens of milliseconds each at most."""
 _LARGE_THREADS = 2
 
 
@@ -25,6 +28,7 @@ class Offload:
     """The threads of one router. A cancelled caller's work ends by itself, or never begins."""
 
     def __init__(self) -> None:
+        self._middling = ThreadPoolExecutor(_MIDDLING_THREADS, thread_name_prefix="request")
         self._large = ThreadPoolExecutor(_LARGE_THREADS, thread_name_prefix="large-request")
 
     async def run(self, work: Callable[[], T], *, num_bytes: int) -> T:
@@ -33,10 +37,10 @@ class Offload:
 
     async def in_thread(self, work: Callable[[], T], *, num_bytes: int) -> T:
         """The same, never on the event loop."""
-        if num_bytes <= _LARGE_BYTES:
-            return await asyncio.to_thread(work)
-        return await asyncio.get_running_loop().run_in_executor(self._large, work)
+        threads = self._middling if num_bytes <= _LARGE_BYTES else self._large
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def close(self) -> None:
         """Waits for what runs; what has not begun never will."""
-        self._large.shutdown(cancel_futures=True)
+        for threads in (self._middling, self._large):
+            threads.shutdown(cancel_futures=True)

@@ -136,8 +136,11 @@ def _fallback(view: ReplicaView) -> Choice:
 
 
 def _requests(view: ReplicaView) -> int:
-    number = max(view.own_requests, view.load.num_running + view.load.num_waiting)
-    return number if 0 <= number <= MAX_REQUESTS else MAX_REQUESTS
+    return max(_count(view.own_requests), _count(view.load.num_running) + _count(view.load.num_waiting))
+
+
+def _count(told: int) -> int:
+    return told if 0 <= told <= MAX_REQUESTS else MAX_REQUESTS
 
 
 def _order(key: int) -> Callable[[ReplicaView], int]:

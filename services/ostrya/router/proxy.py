@@ -195,6 +195,9 @@ class Proxy:
         call = self._fleet.stub(worker_id).Generate(request, timeout=timeout_s, metadata=this.headers())
         try:
             async for message in call:
+                # gRPC's stand-in for bytes that do not decode; its types do not say so.
+                if not isinstance(message, worker_pb2.WorkerServiceGenerateResponse):
+                    raise Unavailable(f"replica {worker_id} answered what does not decode")
                 this.message(message)
                 flight.first_token()
                 self._fleet.report(worker_id, message.load)
@@ -216,7 +219,8 @@ class Proxy:
         # How gRPC itself ends the calls of a server that stops; our servicers never answer these.
         if code is grpc.StatusCode.CANCELLED:
             return _TurnedAway(f"replica {worker_id} is ending")
-        if code is grpc.StatusCode.UNKNOWN:
+        # A fault in the replica's own code, or in what gRPC made of its bytes.
+        if code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL):
             return Unavailable(f"replica {worker_id} ended the call with {code.name}")
         failure = error_of(error)
         if type(failure) is Unavailable and (retry_after_s(failure) is not None or _NEVER_SENT in str(failure)):

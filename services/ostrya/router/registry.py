@@ -76,6 +76,7 @@ class Registry:
         self, settings: RouterSettings, *, fleet: Fleet, clock: Callable[[], float], rejects: Rejects | None = None
     ) -> None:
         self.is_up = False
+        """Redis tells who is there."""
         self.num_over = 0
         """How often a lease was found to be over."""
         self._fleet, self._clock, self._pool = fleet, clock, settings.pool
@@ -110,13 +111,14 @@ class Registry:
                 await self._read_members()
             self._turn += 1
             rows = await self._read_board()
-        except (StateUnavailable, Unreadable) as error:
-            if isinstance(error, Unreadable):
-                self._rejects.add(Kind.MEMBER, keys.members(self._pool), error)
-            if self.is_up:
+        except StateUnavailable as error:
+            if self._fleet.redis_up:
                 log.warning("Redis is gone; keeping the replicas", extra={"fields": {"error": str(error)}})
-            self.is_up = self._fleet.redis_up = False
-            self._questions.ask({})
+            self._learn_nothing(redis_up=False)
+            return
+        except Unreadable as error:
+            self._rejects.add(Kind.MEMBER, keys.members(self._pool), error)
+            self._learn_nothing(redis_up=True)
             return
         for worker_id, row in rows.items():
             self._fleet.board(WorkerId(worker_id), _load(row), stamp=row.stamp)
@@ -125,6 +127,11 @@ class Registry:
         """Asks nobody any more and closes the connection."""
         await self._questions.close()
         await self._connection.close()
+
+    def _learn_nothing(self, *, redis_up: bool) -> None:
+        """Redis does not tell who is there now, so nobody's lease is over; nor for a while after it does again."""
+        self.is_up, self._fleet.redis_up = False, redis_up
+        self._questions.ask({})
 
     async def _read_board(self) -> dict[str, LoadRow]:
         fleet = [row.info.worker_id for row in self._fleet.replicas()]
@@ -162,7 +169,9 @@ class Registry:
                     self._rejects.add(Kind.SURPLUS, keys.members(self._pool), f"has more than {MAX_ROWS} members")
                     continue
             self._see(WorkerId(name), member, leases.get(name), now)
-        self._questions.ask({worker_id: self._address(worker_id, known) for worker_id, known in self._doubtful(now)})
+        doubtful = {worker_id: self._address(worker_id, known) for worker_id, known in self._doubtful(now)}
+        strangers = {worker_id for worker_id in doubtful if self._fleet.info(worker_id) is None}
+        self._questions.ask(doubtful, strangers=strangers)
         forgotten = []
         for number, (worker_id, known) in enumerate(list(self._known.items()), 1):
             if number % _ROWS_A_TURN == 0:
@@ -227,7 +236,9 @@ class Registry:
         elif is_away and not known.is_over and not self._questions.is_pending(worker_id):
             known.is_over, known.is_unrenewed = True, False
             self.num_over += 1
-            if self._fleet.info(worker_id) is not None and (has_row or is_excused):
+            if self._fleet.info(worker_id) is None:
+                log.debug("a member that is not in the fleet has left", extra=fields)  # there may be a thousand
+            elif has_row or is_excused:
                 log.warning("lease is over", extra=fields)
             else:
                 log.info("worker has left", extra=fields)

@@ -96,7 +96,8 @@ class Tracker:
         self.num_gaps = 0
         self.num_corrupt = 0
         """Batches and snapshots that could not be read."""
-        self.redis_up = False
+        self.redis_up: bool | None = None
+        """None = not known yet."""
         self._fleet, self._index, self._clock = fleet, index, clock
         self._connection = Connection(settings.redis_url)
         self._rejects = rejects or Rejects()
@@ -317,7 +318,8 @@ class Tracker:
         return 1 if digests is None else len(digests)
 
     def _set_up(self, up: bool, why: str = "") -> None:
-        if up != self.redis_up:
+        is_normal_start = up and self.redis_up is None
+        if up != self.redis_up and not is_normal_start:
             log.info("Redis is back" if up else "Redis is gone; the index is frozen", extra={"fields": {"error": why}})
         self.redis_up = up
         self._fleet.set_following(up)

@@ -1,4 +1,4 @@
-"""Tokenizers as they are stored: GGUF metadata, or a Hugging Face directory.
+"""Tokenizers as they are stored in a directory: Hugging Face's tokenizer.json, or tiktoken's rank file.
 
 Both become a `tokenizers` backend and what goes with it. Called by tokenizer.py only.
 """
@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer
 
 from ostrya.errors import ModelLoadError
-from ostrya.gguf_header import Metadata, Value, read_first
-from ostrya.text.pre_tokenizers import pre_tokenizer
+from ostrya.text.rank_files import Named, from_ranks
+from ostrya.text.source import rank_file
 
 JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | int | float | bool | None
-
-_CONTROL, _USER_DEFINED = 3, 4
-"""GGUF token types: a special token, and a plain one that is matched before the text is split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,127 +35,31 @@ class Stored:
     eos_token: str
 
 
-def from_gguf(path: Path) -> Stored:
-    """The tokenizer inside a GGUF file, or in the first part of a split one. ModelLoadError if it has none, one of
-    another kind, or one whose numbers cannot be."""
-    keys = _Keys(path, read_first(path).metadata)
-    kind = keys.text("tokenizer.ggml.model")
-    if kind != "gpt2":
-        what = f"tokenizer model {_shown(kind)} is not supported"
-        raise ModelLoadError(f"{path}: {what}; supported: 'gpt2' (byte-level BPE)")
-    tokens = keys.texts("tokenizer.ggml.tokens")
-    pre = pre_tokenizer(keys.text("tokenizer.ggml.pre"), tokens, path)
-    merges = [tuple(merge.split(" ")) for merge in keys.texts("tokenizer.ggml.merges")]
-    backend = _bpe(path, tokens, merges, ignore_merges=pre.ignore_merges)
-    backend.pre_tokenizer = pre.split()
-    backend.decoder = decoders.ByteLevel()
-    if pre.nfc:
-        backend.normalizer = normalizers.NFC()
-    _mark_special(backend, tokens, keys.token_types(len(tokens)))
-    bos, eos, eot, eom = (keys.token_id(name, len(tokens)) for name in ("bos", "eos", "eot", "eom"))
-    add_bos = keys.flag("tokenizer.ggml.add_bos_token", pre.add_bos)
-    return Stored(
-        backend=backend,
-        vocab_size=len(tokens),
-        eos_token_ids=tuple(dict.fromkeys(token_id for token_id in (eos, eot, eom) if token_id is not None)),
-        prefix_ids=(bos,) if add_bos and bos is not None else (),
-        chat_template=keys.text("tokenizer.chat_template"),
-        bos_token=tokens[bos] if bos is not None else "",
-        eos_token=tokens[eos] if eos is not None else "",
-    )
-
-
-class _Keys:
-    """Typed access to the metadata of one file; ModelLoadError names the key whose value cannot be."""
-
-    def __init__(self, path: Path, metadata: Metadata) -> None:
-        self._path, self._metadata = path, metadata
-
-    def text(self, key: str) -> str | None:
-        value = self._metadata.get(key)
-        if value is not None and not isinstance(value, str):
-            raise self._error(key, value, "a text")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._metadata.get(key, default)
-        if not isinstance(value, bool):
-            raise self._error(key, value, "true or false")
-        return value
-
-    def texts(self, key: str) -> list[str]:
-        value = self._metadata.get(key)
-        if not isinstance(value, list) or not value or not isinstance(value[0], str):
-            raise ModelLoadError(f"{self._path}: {key} is missing or empty; convert the model again with its tokenizer")
-        return [item for item in value if isinstance(item, str)]
-
-    def token_types(self, num_tokens: int) -> list[Value]:
-        """One for each token, or none at all."""
-        value = self._metadata.get("tokenizer.ggml.token_type", [])
-        if not isinstance(value, list) or len(value) not in (0, num_tokens):
-            what = f"{len(value)} long" if isinstance(value, list) else _shown(value)
-            wanted = f"one number for each of {num_tokens} tokens is needed"
-            raise ModelLoadError(f"{self._path}: tokenizer.ggml.token_type is {what}; {wanted}")
-        for token_id, kind in enumerate(value):
-            if not _is_int(kind):
-                raise self._error(f"tokenizer.ggml.token_type[{token_id}]", kind, "a whole number")
-        return value
-
-    def token_id(self, name: str, num_tokens: int) -> int | None:
-        key = f"tokenizer.ggml.{name}_token_id"
-        value = self._metadata.get(key)
-        if value is None or (_is_int(value) and 0 <= value < num_tokens):
-            return value
-        raise self._error(key, value, f"a token id from 0 to {num_tokens - 1}")
-
-    def _error(self, key: str, value: Value, wanted: str) -> ModelLoadError:
-        what = f"{key} is {_shown(value)}; it must be {wanted}"
-        return ModelLoadError(f"{self._path}: {what}; correct it with gguf-new-metadata or convert the model again")
-
-
-def _is_int(value: object) -> TypeGuard[int]:
+def is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """For a message of one line, whatever a file holds."""
     return reprlib.repr(value)
 
 
-def _bpe(path: Path, tokens: list[str], merges: list[tuple[str, ...]], *, ignore_merges: bool) -> Tokenizer:
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    try:
-        return Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))  # type: ignore[arg-type]
-    except Exception as error:  # the library raises bare Exception for a merge of tokens that do not exist
-        raise ModelLoadError(f"{path}: its merges do not fit its tokens: {str(error)[:200]!r}") from error
-
-
-def _mark_special(backend: Tokenizer, tokens: list[str], types: list[Value]) -> None:
-    for wanted, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        of_kind = [token for token, kind in zip(tokens, types, strict=False) if kind == wanted]
-        marked = [AddedToken(token, special=special, normalized=False) for token in of_kind]
-        if special:
-            backend.add_special_tokens(marked)
-        else:
-            backend.add_tokens(marked)
-
-
 def from_directory(path: Path) -> Stored:
     """The tokenizer of a Hugging Face directory. ModelLoadError if its files cannot be used."""
-    file = path / "tokenizer.json"
-    try:
-        text = file.read_text(encoding="utf-8")
-        backend = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception for a broken file
-        raise ModelLoadError(f"{file} cannot be used: {error}") from error
-    backend.no_truncation()
-    backend.no_padding()
     config, generation, settings = (
         _json_file(path / name) for name in ("config.json", "generation_config.json", "tokenizer_config.json")
     )
-    vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    num_ids = _num_ids(path / "config.json", config, vocab_size)
-    _check_added(file, text, backend, num_ids)
+    file = path / "tokenizer.json"
+    ranks = None if file.is_file() else rank_file(path)
+    if ranks is None:
+        backend, text = _from_json(file)
+        vocab_size = _vocab_size(backend)
+        num_ids = _num_ids(path / "config.json", config, vocab_size)
+        _check_added(file, text, backend, num_ids)
+    else:
+        num_ids = _num_ids(path / "config.json", config, 0)
+        backend = from_ranks(ranks, dict(_named(settings)), num_ids)
+        vocab_size = _vocab_size(backend)
     bos, eos = (_token_text(settings.get(name)) for name in ("bos_token", "eos_token"))
     eos_id = backend.token_to_id(eos)
     eos_ids = [
@@ -177,11 +78,35 @@ def from_directory(path: Path) -> Stored:
     )
 
 
+def _from_json(file: Path) -> tuple[Tokenizer, str]:
+    """A backend, and the text it was read from."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        backend = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception for a broken file
+        raise ModelLoadError(f"{file} cannot be used: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend, text
+
+
+def _vocab_size(backend: Tokenizer) -> int:
+    return max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def _named(settings: dict[str, JsonValue]) -> Iterator[tuple[int, Named]]:
+    """The special tokens that tokenizer_config.json gives by id."""
+    entries = settings.get("added_tokens_decoder")
+    for token_id, entry in entries.items() if isinstance(entries, dict) else ():
+        if token_id.isdecimal() and isinstance(entry, dict) and (text := _token_text(entry)):
+            yield int(token_id), Named(text, special=entry.get("special") is not False)
+
+
 def _num_ids(path: Path, config: dict[str, JsonValue], vocab_size: int) -> int:
     """How many token ids the model has: often more than its tokenizer knows."""
     value = config.get("vocab_size", vocab_size)
-    if not _is_int(value) or value < 1:
-        raise ModelLoadError(f"{path}: vocab_size is {_shown(value)}; it must be a positive number")
+    if not is_int(value) or value < 1:
+        raise ModelLoadError(f"{path}: vocab_size is {shown(value)}; it must be a positive number")
     return value
 
 
@@ -190,8 +115,8 @@ def _check_added(path: Path, text: str, backend: Tokenizer, num_ids: int) -> Non
     for entry in _added_entries(text):
         content, token_id = entry.get("content"), entry.get("id")
         actual = backend.token_to_id(content) if isinstance(content, str) else None
-        what = f"{path}: added token {_shown(content)} has id {_shown(token_id)}"
-        if token_id != actual or not _is_int(token_id):
+        what = f"{path}: added token {shown(content)} has id {shown(token_id)}"
+        if token_id != actual or not is_int(token_id):
             raise ModelLoadError(f"{what}, but ids without a gap would make it {actual}; save the tokenizer again")
         if token_id >= num_ids:
             raise ModelLoadError(
@@ -226,9 +151,9 @@ def _token_text(entry: JsonValue) -> str:
 def _ids(path: Path, config: dict[str, JsonValue], num_ids: int) -> Iterator[int]:
     entry = config.get("eos_token_id")
     for item in entry if isinstance(entry, list) else [] if entry is None else [entry]:
-        if not _is_int(item) or not 0 <= item < num_ids:
+        if not is_int(item) or not 0 <= item < num_ids:
             wanted = f"token ids are whole numbers from 0 to {num_ids - 1}"
-            raise ModelLoadError(f"{path}: eos_token_id is {_shown(entry)}; {wanted}; correct it")
+            raise ModelLoadError(f"{path}: eos_token_id is {shown(entry)}; {wanted}; correct it")
         yield item
 
 

@@ -8,7 +8,7 @@ import re
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 
 from tokenizers import AddedToken
 
@@ -27,13 +27,13 @@ class SegmentCache:
     def __init__(
         self,
         encode: Callable[[str], list[int]],
-        added: Mapping[int, AddedToken],
+        added: Collection[AddedToken],
         *,
         max_chars: int = MAX_CACHED_CHARS,
     ) -> None:
         self._encode = encode
-        self._ids = {token.content: token_id for token_id, token in added.items()}
-        self._pattern = re.compile(f"({alternatives(self._ids)})") if self._ids else None
+        words = [token.content for token in added]
+        self._pattern = re.compile(f"({alternatives(words)})") if words else None
         self._max_chars = max_chars
         self._cached: OrderedDict[str, array[int]] = OrderedDict()
         self._num_chars = 0
@@ -44,14 +44,15 @@ class SegmentCache:
         if self._pattern is None or len(text) < MIN_SEGMENT_CHARS:
             return self._encode(text)
         ids: list[int] = []
+        short: list[str] = []
         for position, piece in enumerate(self._pattern.split(text)):
-            if position % 2:
-                ids.append(self._ids[piece])
-            elif len(piece) < MIN_SEGMENT_CHARS:
-                ids += self._encode(piece) if piece else ()
+            if position % 2 or len(piece) < MIN_SEGMENT_CHARS:
+                short.append(piece)
             else:
+                ids += self._encode("".join(short))
                 ids += self._segment(piece)
-        return ids
+                short.clear()
+        return ids + self._encode("".join(short))
 
     def _segment(self, piece: str) -> "array[int]":
         with self._lock:

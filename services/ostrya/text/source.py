@@ -53,8 +53,16 @@ def resolve_model(reference: str) -> ModelSource:
     raise ModelLoadError(f"model {reference!r} {what}; give a .gguf file, a model directory or {', '.join(_PACKAGED)}")
 
 
+def rank_file(directory: Path) -> Path | None:
+    """The tiktoken file of a directory, if it has exactly one: a few models have it in place of a tokenizer.json."""
+    files = [path for path in (directory / "tiktoken.model", *sorted(directory.glob("*.tiktoken"))) if path.is_file()]
+    return files[0] if len(files) == 1 else None
+
+
 def _in_directory(path: Path) -> ModelSource:
     missing = [name for name in _WANTED if not (path / name).is_file()]
+    if missing == ["tokenizer.json"] and rank_file(path) is not None:
+        missing = []
     if not missing:
         return ModelSource(path=path, name=path.resolve().name.lower())
     files = sorted(path.glob("*.gguf"))

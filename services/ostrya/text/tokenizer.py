@@ -5,18 +5,21 @@ Used by the router (all of it) and by a worker's command (the fingerprint). Safe
 
 import hashlib
 import json
+import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from ostrya.errors import ModelLoadError
-from ostrya.text.formats import JsonValue, Stored, from_directory, from_gguf
+from ostrya.text.formats import JsonValue, Stored, from_directory
+from ostrya.text.gguf_vocabulary import from_gguf
+from ostrya.text.pieces import BYTE_OF
 from ostrya.text.segments import SegmentCache
 from ostrya.text.specials import SpecialTokens
-from ostrya.text.turns import ending_ids
+from ostrya.text.turns import ENDS, ending_ids
 
 _SLICE_CHARS, _OVERLAP_CHARS = 1 << 14, 1 << 10
 """A long text is looked at in slices, which go over one another by more than a special token is long."""
@@ -27,7 +30,7 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 
     ModelLoadError if it cannot be read or is of an unsupported kind.
     """
-    return Tokenizer(from_directory(path) if path.is_dir() else from_gguf(path))
+    return Tokenizer(from_directory(path) if path.is_dir() else from_gguf(path, known=ENDS))
 
 
 class Tokenizer:
@@ -48,7 +51,8 @@ class Tokenizer:
         self._without_specials, self._own_ids = _without_specials(stored.backend, self._added)
         self._byte_level = _is_byte_level(description["decoder"])
         self._bytes: dict[int, bytes] = {}
-        self._segments = SegmentCache(self._encode_plain, self._added) if _splits_exactly(description) else None
+        cuts = _cuts(description, self._added.values())
+        self._segments = SegmentCache(self._encode_plain, cuts) if cuts is not None else None
         self.vocab_size = stored.vocab_size
         self.eos_token_ids = ending_ids(stored)
         """What ends a turn, for the text side and the engine alike."""
@@ -130,7 +134,9 @@ class Tokenizer:
     def _find_bytes(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
         if added is not None:
-            return b"" if added.special else added.content.encode()
+            if added.special:
+                return b""
+            return added.content.encode() if self._byte_level else _fallback_bytes(added.content)
         piece = self._backend.id_to_token(token_id) or ""
         return _byte_level_bytes(piece) if self._byte_level else _fallback_bytes(piece)
 
@@ -181,35 +187,31 @@ def _is_byte_level(decoder: JsonValue) -> bool:
     return "ByteLevel" in found
 
 
-def _splits_exactly(description: dict[str, JsonValue]) -> bool:
-    """Whether a text may be encoded piecewise between its special tokens: nothing may look across one."""
-    added = description["added_tokens"]
-    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    plain = not any(token.get(flag) for token in tokens for flag in ("lstrip", "rstrip", "single_word"))
-    one_pass = len({token.get("normalized") for token in tokens}) <= 1
-    byte_level = "ByteLevel" in _types(description["pre_tokenizer"])
-    return plain and one_pass and byte_level and description["normalizer"] is None
+def _cuts(description: dict[str, JsonValue], added: Collection[AddedToken]) -> Collection[AddedToken] | None:
+    """The added tokens between which a text may be encoded piecewise; None if something looks across them.
 
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's bytes-to-characters table, inverted: printable bytes stand for themselves, others for U+0100 and on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_alphabet()
+    The library finds those that are not normalized first, and normalizes and splits what is between them on its own.
+    """
+    if any(token.lstrip or token.rstrip or token.single_word for token in added):
+        return None
+    if "Metaspace" in _types(description["pre_tokenizer"]):  # it may treat a text's beginning differently
+        return None
+    first = [token for token in added if not token.normalized]
+    return first or (added if description["normalizer"] is None else ())
 
 
 def _byte_level_bytes(piece: str) -> bytes:
     try:
-        return bytes(_ALPHABET[character] for character in piece)
+        return bytes(BYTE_OF[character] for character in piece)
     except KeyError:
         return piece.encode()
 
 
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
 def _fallback_bytes(piece: str) -> bytes:
     """SentencePiece's spelling: <0xE2> is a byte, U+2581 a space."""
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        return bytes([int(piece[3:5], 16)])
+    if byte := _BYTE.fullmatch(piece):
+        return bytes([int(byte[1], 16)])
     return piece.replace("▁", " ").encode()

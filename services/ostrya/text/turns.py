@@ -11,7 +11,7 @@ from ostrya.text.chat import ChatTemplate, Message
 from ostrya.text.formats import Stored
 
 _MESSAGE_END = "<|end|>"
-_ENDS = frozenset(
+ENDS = frozenset(
     {
         *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<end_of_turn>", "<end_of_utterance>"),
         *("<EOT>", "[EOT]", "<|EOT|>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "[|endofturn|]", _MESSAGE_END),
@@ -20,6 +20,7 @@ _ENDS = frozenset(
         *("</s>", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
     }
 )
+"""Texts of tokens that end a turn, where the token is special."""
 _HARMONY = frozenset({"<|return|>", "<|call|>"})
 """With these a turn has several messages, and <|end|> ends only one of them."""
 
@@ -38,8 +39,8 @@ def ending_ids(stored: Stored) -> tuple[int, ...]:
     """Ids of the tokens after which a model has said what it had to say; those that its files name come first."""
     added = stored.backend.get_added_tokens_decoder()
     special = {token.content: token_id for token_id, token in added.items() if token.special}
-    plain = {token.content: token_id for token_id, token in added.items() if token.content in _ENDS}
-    known = [token_id for text, token_id in special.items() if text in _ENDS]
+    plain = {token.content: token_id for token_id, token in added.items() if token.content in ENDS}
+    known = [token_id for text, token_id in special.items() if text in ENDS]
     written = _written_after_an_answer(stored, special | plain)
     ids = [*known, *([] if written is None else [written])]
     if special.keys() >= _HARMONY:

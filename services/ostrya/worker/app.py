@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from ostrya.fetch import report as start_report
 from ostrya.prefix.chain import ChainKey, self_test
 from ostrya.service import descriptors, logs, tracing
 from ostrya.service.metrics import MetricsEndpoint
+from ostrya.service.parts import Parts
 from ostrya.service.server import GrpcServer, stop_signal
 from ostrya.state import keys
 from ostrya.state.members import Member
@@ -36,7 +38,7 @@ from ostrya.worker.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
-_End = asyncio.Future[bool] | asyncio.Future[None] | asyncio.Future[str] | asyncio.Future[Fenced]
+_End = asyncio.Future[bool] | asyncio.Future[str] | asyncio.Future[Fenced]
 FLUSH_S = 1.0
 """For the last statuses to reach their clients."""
 
@@ -66,22 +68,23 @@ async def serve(
         metrics.fetched(start_report.read(Path(settings.start_report_dir)))
     endpoint = MetricsEndpoint(registry, settings.host, settings.metrics_port)
     try:
-        metrics_port = endpoint.start()
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            return 0
-        worker = _Worker(settings, config, starting.result(), metrics, restart=start)
-        if settings.metric_aliases:
-            # Page 0 is scratch.
-            registry.register(VllmAliases(metrics.families, page_size=config.page_size, num_pages=config.num_pages - 1))
-        return await worker.run(stop, metrics_port=metrics_port)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(endpoint.close)
+            stack.push_async_callback(_closed, starting)
+            stack.push_async_callback(_cancelled, stopping)
+            metrics_port = endpoint.start()
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return 0
+            worker = _Worker(settings, config, starting.result(), metrics, restart=start)
+            if settings.metric_aliases:
+                # Page 0 is scratch.
+                num_pages = config.num_pages - 1
+                registry.register(VllmAliases(metrics.families, page_size=config.page_size, num_pages=num_pages))
+            return await worker.run(stop, metrics_port=metrics_port)
     except (ModelLoadError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    finally:
-        await _cancelled(stopping)
-        await _closed(starting)
-        endpoint.close()
 
 
 class _Worker:
@@ -127,38 +130,45 @@ class _Worker:
         self._engine.listen(metrics.report)
 
     async def run(self, stop: asyncio.Event, *, metrics_port: int) -> int:
-        """Serves until `stop`, or until the engine keeps ending or the worker is fenced; then drains. The exit code."""
+        """Serves until `stop`, or until the engine keeps ending or the worker is fenced; then drains. The exit code.
+
+        Whatever it raises, all of it is closed.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._tracer.close)
+            return await self._serve(stop, stack, metrics_port=metrics_port)
+
+    async def _serve(self, stop: asyncio.Event, stack: contextlib.AsyncExitStack, *, metrics_port: int) -> int:
+        """What is started here `stack` ends, the last first."""
         port = await self._server.start()
+        stack.push_async_callback(self._server.stop, FLUSH_S)
         address = self._settings.advertise_address or f"{self._settings.host}:{port}"
         publisher = self._publisher = Publisher(
             self._settings,
             member=self._member(address),
             refused=lambda refusal: self._metrics.redis_refusals[refusal].inc(),
         )
+        stack.push_async_callback(publisher.close)
         self._engine.listen(lambda report: publisher.publish(report.stored, report.removed, report.load))
         self._metrics.registered.set_function(lambda: publisher.is_registered)
         self._metrics.redis_writable.set_function(lambda: not publisher.refusal)
-        publishing = asyncio.create_task(publisher.run())
+        parts = Parts({"publisher": partial(_publish, publisher)}, clock=time.monotonic)
+        self._metrics.parts["publisher"].set_function(lambda: "publisher" not in parts.failing())
+        stack.push_async_callback(_cancelled, asyncio.create_task(parts.run()))
+        stack.push_async_callback(self._engine.close)
         keeping = asyncio.create_task(self._engine.run())
+        stack.push_async_callback(_cancelled, keeping)
         stopping: asyncio.Task[bool] = asyncio.create_task(stop.wait())
-        try:
-            await self._server.set_alive(True)
-            await self._servicer.hear_pulse(is_alive=True)
-            log.info("listening", extra={"fields": {"address": address, "port": port, "metrics_port": metrics_port}})
-            ends: set[_End] = {stopping, publishing, keeping, publisher.fenced}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            stop.clear()
-            if keeping.done():
-                return await self._give_up(keeping.result())
-            return await self._finish(publisher, hurry=stop)
-        finally:
-            await _cancelled(stopping)
-            await _cancelled(keeping)
-            await self._engine.close()
-            await _cancelled(publishing)
-            await publisher.close()
-            await self._server.stop(FLUSH_S)
-            await self._tracer.close()
+        stack.push_async_callback(_cancelled, stopping)
+        await self._server.set_alive(True)
+        await self._servicer.hear_pulse(is_alive=True)
+        log.info("listening", extra={"fields": {"address": address, "port": port, "metrics_port": metrics_port}})
+        ends: set[_End] = {stopping, keeping, publisher.fenced}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        stop.clear()
+        if keeping.done():
+            return await self._give_up(keeping.result())
+        return await self._finish(publisher, hurry=stop)
 
     async def _finish(self, publisher: Publisher, *, hurry: asyncio.Event) -> int:
         """NOT_SERVING at once, then waits for the requests that can still end well, until `hurry`."""
@@ -216,6 +226,12 @@ class _Worker:
             vocab_size=info.vocab_size,
             schema=keys.SCHEMA,
         )
+
+
+async def _publish(publisher: Publisher) -> None:
+    """Until cancelled, also when fenced: that is no failure, and no new start would change it."""
+    await publisher.run()
+    await asyncio.Event().wait()
 
 
 async def _cancelled(task: "asyncio.Task[bool] | asyncio.Task[int] | asyncio.Task[str] | asyncio.Task[None]") -> None:

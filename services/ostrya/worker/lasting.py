@@ -111,7 +111,7 @@ class LastingEngine:
             fields = {"cause": cause, "reason": why, "pid": self._process.pid}
             log.error("the engine is lost; its requests go elsewhere", extra={"fields": fields})
             await self._lost(cause)
-            why = await self._process.dead
+            why = await asyncio.shield(self._process.dead)  # a cancel of ours would cancel the future itself
             if not self._process.is_gone:
                 return f"{why}; its device and memory are not free for another"
             process = await self._started_again(why)

@@ -21,6 +21,8 @@ State = Literal["starting", "ready", "cordoned", "draining", "restarting", "dead
 
 CAUSES: tuple[Cause, ...] = ("client", "deadline", "drain", "engine")
 STATES: tuple[State, ...] = ("starting", "ready", "cordoned", "draining", "restarting", "dead")
+PARTS = ("publisher",)
+"""What runs beside the requests and the engine."""
 
 # OpenTelemetry's GenAI bounds.
 FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -97,6 +99,9 @@ class WorkerMetrics:
         self.restarts = make.counters(
             "engine_restarts", "Engine processes that were lost and replaced.", "cause", lasting.CAUSES
         )
+        self.parts = make.gauges("part_up", "0 while a part of the worker fails and is started again.", "part", PARTS)
+        for part in self.parts.values():
+            part.set(1)  # none has failed yet
         self.registered = make.gauge("registered", "Whether Redis has this worker's lease.")
         self.redis_writable = make.gauge("redis_writable", "0 while Redis answers this worker and refuses its writes.")
         self.redis_writable.set(1)  # nothing was refused yet

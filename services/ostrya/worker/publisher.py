@@ -127,7 +127,11 @@ class Publisher:
         self._wake.set()
 
     async def run(self) -> None:
-        """Publishes until cancelled or fenced. Redis may come and go meanwhile."""
+        """Publishes until cancelled or fenced. Redis may come and go meanwhile.
+
+        It may be run again after a failure: what that lost shows as a gap in the journal, which heals.
+        """
+        self.redis_up = False
         backoff_s, told = 0.05, None
         while not self.fenced.done():
             try:

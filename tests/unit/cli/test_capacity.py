@@ -1,3 +1,4 @@
+import functools
 import json
 import re
 import subprocess
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from ostrya.capacity import estimate
 from ostrya.cli.main import app
 
 K3 = ("--model", "kimi-k3")
@@ -131,11 +133,16 @@ def test_options_reach_the_search() -> None:
         assert document(*asked, option, word)["best"] != usual["best"]
 
 
-def test_lists_and_comparisons_and_checks_have_both_forms() -> None:
+def test_lists_and_comparisons_have_both_forms() -> None:
     assert "qwen3.8-27b" in run("--list").stdout
     assert {"models", "slices"} == document("--list").keys()
     assert "tpu7x-16" in run(*K3, "--compare").stdout
     assert {"model", "setup", "slices"} == document(*K3, "--compare").keys()
+
+
+def test_a_check_has_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Seconds of search, and the same in both.
+    monkeypatch.setattr(estimate, "leave_one_out", functools.cache(estimate.leave_one_out))
     (first,) = (line for line in run("--check").stdout.splitlines() if line.startswith("  Kimi K3, batch 1 "))
     assert len(re.findall(r"[+-]\d+%", first)) == 2
     points = document("--check")["points"]

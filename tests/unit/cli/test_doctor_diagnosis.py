@@ -1,7 +1,9 @@
 """Each fault and its sentence: facts about an install in, findings out. No network."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -620,6 +622,14 @@ def test_names_are_listed_as_people_do() -> None:
     assert [listed(""), listed("a"), listed("ba"), listed("cba")] == ["", "a", "a and b", "a, b and c"]
     assert listed("abcdefg") == "a, b, c, d, e and 2 more"
     assert [counted(0, "key"), counted(1, "key")] == ["0 keys", "1 key"]
+
+
+@pytest.mark.parametrize("memory", [FULL, replace(FULL, used_bytes=MIB - 1)], ids=["full", "full soon"])
+def test_a_redis_that_evicts_nothing_is_to_evict_as_the_charts_own_does(memory: Memory) -> None:
+    chart = (Path(__file__).parents[3] / "helm" / "ostrya" / "templates" / "redis.yaml").read_text()
+    advice = " ".join(one.advice for one in diagnose(install(redis=redis(rows(), memory=memory))))
+    policies = re.findall(r"(?:volatile|allkeys)-\w+", advice)
+    assert policies == re.findall(r"--maxmemory-policy (\S+)", chart)
 
 
 def advice_for_no_work(*replicas: admin_pb2.Replica, discovery: str) -> str:

@@ -1,4 +1,8 @@
-"""`ostrya fetch` as a process, with the clients' own libraries against small servers of this machine."""
+"""`ostrya fetch` with the clients' own libraries against small servers of this machine.
+
+As a process where that is what counts: an environment that has nothing else in it, signals, and libraries that are not
+there. Elsewhere in this one, which has imported the libraries once.
+"""
 
 import json
 import os
@@ -9,7 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import close_session, constants
+from typer.testing import CliRunner, Result
 
+from ostrya.cli.main import app
 from ostrya.fetch.report import StartReport, read
 from ostrya.text.source import resolve_model
 from tests.fakes.gcs import GENERATION, FakeGcs
@@ -28,10 +35,12 @@ WANTED = {name: MODEL[name] for name in MODEL if name.endswith(("json", "safeten
 SPLIT = [f"big-0000{number}-of-00002.gguf" for number in (1, 2)]
 GGUF = dict.fromkeys(SPLIT, b"b") | {"tiny-Q4.gguf": b"4" * 100, "tiny-Q8.gguf": b"8" * 200, "README.md": b"#"}
 COMMAND = (sys.executable, "-m", "ostrya.cli.main", "fetch")
+# Google's library warns when it is imported; a command shows no such warnings.
+pytestmark = pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 
 
 class Fetching:
-    """Runs the command with an environment that has nothing but the two servers in it."""
+    """Runs the command against the two servers."""
 
     def __init__(self, gcs: FakeGcs, hub: FakeHub, directory: Path) -> None:
         self.gcs, self.hub, self.directory = gcs, hub, directory
@@ -43,7 +52,12 @@ class Fetching:
             "HOME": "/nowhere",
         }
 
-    def run(self, source: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, source: str, *words: str, **environment: str) -> Result:
+        """In this process."""
+        return CliRunner().invoke(app, ["fetch", source, str(self.target), *words], env=environment)
+
+    def alone(self, source: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """In a process whose environment has nothing but the two servers in it."""
         return subprocess.run(
             [*COMMAND, source, str(self.target), *words],
             env={**self.environment, **environment},
@@ -64,14 +78,14 @@ class Fetching:
     def refused(self, source: str, *words: str, code: int = 1, **environment: str) -> str:
         """The one line it says."""
         ended = self.run(source, *words, **environment)
-        assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (code, "", 1), ended.stderr
+        assert (ended.exit_code, ended.stdout, ended.stderr.count("\n")) == (code, "", 1), ended.stderr
         assert ended.stderr.startswith("error: ")
         assert self.left_over() == set()
         return ended.stderr
 
 
 @pytest.fixture
-def fetching(tmp_path: Path) -> Iterator[Fetching]:
+def fetching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fetching]:
     cache = {f"cache/{name}": content for name, content in {"a/1": b"x", "2": b"y"}.items()}
     bucket = {f"models/tiny/{name}": content for name, content in MODEL.items()} | cache
     bucket |= {f"s/{name}": b"b" for name in (*SPLIT, "big.gguf", "big-00001-of-00003.gguf")}
@@ -80,19 +94,30 @@ def fetching(tmp_path: Path) -> Iterator[Fetching]:
         FakeGcs({"bucket": bucket, "empty-bucket": {}}) as gcs,
         FakeHub({"org/tiny": MODEL, "org/tiny-gated": MODEL, "org/tiny-GGUF": GGUF}) as hub,
     ):
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
+        # The library made these of the environment when it was imported.
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+        monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # of its thread, which never ends
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
         yield Fetching(gcs, hub, tmp_path)
+        close_session()
 
 
 def test_a_folder_in_a_bucket_arrives_and_the_second_run_asks_nobody(fetching: Fetching) -> None:
     reports = fetching.directory / "reports"
-    first = fetching.run("gs://bucket/models/tiny", "--report-dir", str(reports))
+    first = fetching.alone("gs://bucket/models/tiny", "--report-dir", str(reports))
     assert (first.returncode, first.stdout) == (0, "")
     assert f"now has gs://bucket/models/tiny at {GENERATION}: 500010 bytes" in first.stderr
     assert fetching.files() == WANTED
     (report,) = read(reports)
     assert (report.phase, report.result, report.bytes) == ("fetch_model", "miss", 500_010)
     asked = len(fetching.gcs.requests)
-    second = fetching.run("gs://bucket/models/tiny", "--report-dir", str(reports))
+    second = fetching.alone("gs://bucket/models/tiny", "--report-dir", str(reports))
     assert "already has" in second.stderr
     (report,) = read(reports)
     assert report.result == "hit"
@@ -102,27 +127,27 @@ def test_a_folder_in_a_bucket_arrives_and_the_second_run_asks_nobody(fetching: F
 
 
 def test_only_the_tokenizer_leaves_the_weights_where_they_are(fetching: Fetching) -> None:
-    assert fetching.run("gs://bucket/models/tiny", "--only", "tokenizer").returncode == 0
+    assert fetching.run("gs://bucket/models/tiny", "--only", "tokenizer").exit_code == 0
     assert set(fetching.files()) == {"config.json", "tokenizer.json"}
     assert not any("safetensors?" in path or "safetensors&" in path for path in fetching.gcs.requests)
 
 
 @pytest.mark.parametrize("words", [(), ("--only", "tokenizer")])
 def test_a_gguf_object_is_one_file(fetching: Fetching, words: tuple[str, ...]) -> None:
-    assert fetching.run("gs://bucket/q/tiny-Q8.gguf", *words).returncode == 0
+    assert fetching.run("gs://bucket/q/tiny-Q8.gguf", *words).exit_code == 0
     assert fetching.files() == {"tiny-Q8.gguf": b"8"}
 
 
 @pytest.mark.parametrize("source", [f"gs://bucket/s/{SPLIT[1]}", f"hf://org/tiny-GGUF/{SPLIT[0]}"])
 def test_a_part_of_a_split_gguf_brings_the_others(fetching: Fetching, source: str) -> None:
-    assert fetching.run(source).returncode == 0
+    assert fetching.run(source).exit_code == 0
     assert set(fetching.files()) == set(SPLIT)
     assert resolve_model(str(fetching.target)).name == "big"
 
 
 def test_a_compile_cache_folder_is_taken_whole_and_counts_as_a_hit(fetching: Fetching) -> None:
     words = ("--phase", "fetch_compile_cache", "--report-dir", str(fetching.directory))
-    assert fetching.run("gs://bucket/cache", *words).returncode == 0
+    assert fetching.run("gs://bucket/cache", *words).exit_code == 0
     assert fetching.files() == {"a/1": b"x", "2": b"y"}
     (report,) = read(fetching.directory)
     assert (report.phase, report.result) == ("fetch_compile_cache", "hit")
@@ -132,7 +157,7 @@ def test_an_archive_in_a_bucket_is_unpacked(fetching: Fetching) -> None:
     packed = fetching.directory / "c.tar.gz"
     subprocess.run(["tar", "czf", packed, "-C", str(Path(__file__).parent), Path(__file__).name], check=True)
     fetching.gcs.buckets["bucket"]["c.tar.gz"] = packed.read_bytes()
-    assert fetching.run("gs://bucket/c.tar.gz", "--phase", "fetch_compile_cache").returncode == 0
+    assert fetching.run("gs://bucket/c.tar.gz", "--phase", "fetch_compile_cache").exit_code == 0
     assert fetching.files() == {Path(__file__).name: Path(__file__).read_bytes()}
 
 
@@ -143,7 +168,7 @@ def test_an_optional_cache_that_is_not_there_is_a_miss_and_no_error(fetching: Fe
     )
     assert read(fetching.directory) == []
     ended = fetching.run("gs://bucket/none.tar", "--optional", *words)
-    assert (ended.returncode, "going on without it" in ended.stderr) == (0, True)
+    assert (ended.exit_code, "going on without it" in ended.stderr) == (0, True)
     (report,) = read(fetching.directory)
     assert report == StartReport(phase="fetch_compile_cache", result="miss", seconds=report.seconds, bytes=0)
     assert not fetching.target.exists()
@@ -151,7 +176,7 @@ def test_an_optional_cache_that_is_not_there_is_a_miss_and_no_error(fetching: Fe
 
 def test_a_connection_that_breaks_is_taken_up_again(fetching: Fetching) -> None:
     fetching.gcs.cut_after = {"models/tiny/model-1.safetensors": 100_000}
-    assert fetching.run("gs://bucket/models/tiny").returncode == 0
+    assert fetching.run("gs://bucket/models/tiny").exit_code == 0
     assert fetching.files() == WANTED
 
 
@@ -174,7 +199,7 @@ def test_a_killed_fetch_leaves_no_destination_and_the_next_one_completes_it(fetc
     assert not fetching.target.exists()
     assert fetching.left_over() == {".model.partial", ".model.scratch", ".model.lock"}
     fetching.gcs.hold.set()
-    assert fetching.run("gs://bucket/models/tiny").returncode == 0
+    assert fetching.run("gs://bucket/models/tiny").exit_code == 0
     assert fetching.files() == WANTED
     assert fetching.left_over() == set()
 
@@ -191,7 +216,7 @@ def test_a_signal_ends_it_at_once_in_the_middle_of_a_download(fetching: Fetching
     assert running.wait() == 128 + number
 
 
-def test_every_failure_says_what_to_do_in_one_line(fetching: Fetching) -> None:
+def test_every_failure_says_what_to_do_in_one_line(fetching: Fetching, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = fetching.refused
     assert "bucket nobody does not exist" in refused("gs://nobody/models")
     assert "bucket nobody does not exist" in refused("gs://nobody/c.tar", "--optional")
@@ -203,8 +228,8 @@ def test_every_failure_says_what_to_do_in_one_line(fetching: Fetching) -> None:
     assert "hf://org/tiny-GGUF has no other.gguf" in refused("hf://org/tiny-GGUF/other.gguf")
     fetching.gcs.is_forbidden = True
     assert "no permission to read gs://bucket/models/tiny; grant" in refused("gs://bucket/models/tiny")
-    nobody = "http://127.0.0.1:1"
-    assert "hf://org/tiny cannot be read: " in refused("hf://org/tiny", HF_ENDPOINT=nobody)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    assert "hf://org/tiny cannot be read: " in refused("hf://org/tiny")
 
 
 def test_what_does_not_fit_is_refused_before_a_byte_is_fetched(fetching: Fetching) -> None:
@@ -218,20 +243,20 @@ def test_bad_words_are_usage_errors(fetching: Fetching) -> None:
     assert "scheme 's3'" in fetching.refused("s3://bucket/x", code=2)
     cache = ("--only", "tokenizer", "--phase", "fetch_compile_cache")
     assert "--only tokenizer is for models" in fetching.refused("gs://bucket/x", *cache, code=2)
-    assert fetching.run("gs://bucket/x", "--phase", "nap").returncode == 2
+    assert fetching.run("gs://bucket/x", "--phase", "nap").exit_code == 2
 
 
 def test_a_model_on_the_hub_arrives_and_the_second_run_asks_nobody(fetching: Fetching) -> None:
-    first = fetching.run("hf://org/tiny@v1")
+    first = fetching.alone("hf://org/tiny@v1")
     assert (first.returncode, FakeHub.commit("org/tiny", "v1") in first.stderr) == (0, True)
     assert fetching.files() == WANTED
     assert sorted(fetching.hub.downloads) == sorted(WANTED)
-    assert "already has" in fetching.run("hf://org/tiny@v1", HF_ENDPOINT="http://127.0.0.1:1").stderr
+    assert "already has" in fetching.alone("hf://org/tiny@v1", HF_ENDPOINT="http://127.0.0.1:1").stderr
     assert fetching.left_over() == set()
 
 
 def test_one_gguf_of_many_is_named(fetching: Fetching) -> None:
-    assert fetching.run("hf://org/tiny-GGUF/tiny-Q8.gguf").returncode == 0
+    assert fetching.run("hf://org/tiny-GGUF/tiny-Q8.gguf").exit_code == 0
     assert fetching.files() == {"tiny-Q8.gguf": GGUF["tiny-Q8.gguf"]}
 
 
@@ -240,7 +265,7 @@ def test_a_gated_model_takes_a_token_that_is_never_shown(fetching: Fetching) -> 
     wrong = fetching.refused("hf://org/tiny-gated", HF_TOKEN="hf_wrong")
     assert "hf_wrong" not in wrong
     right = fetching.run("hf://org/tiny-gated", HF_TOKEN=TOKEN)
-    assert (right.returncode, TOKEN in right.stderr) == (0, False)
+    assert (right.exit_code, TOKEN in right.stderr) == (0, False)
     assert fetching.files() == WANTED
     assert TOKEN not in json.dumps((fetching.target / ".ostrya-fetch.json").read_text())
 

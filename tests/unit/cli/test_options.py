@@ -13,6 +13,8 @@ class Server:
     """What it is called."""
     port: int = 0
     peers: tuple[str, ...] = ()
+    quick: bool = True
+    loud: bool = False
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +40,12 @@ def test_every_field_is_an_option_with_its_own_type_and_default() -> None:
     shown = outcome("--name", "a", "--port", "7", "--peers", "x:1", "--peers", "y:2", "--limit", "3")
     assert "port=7, peers=('x:1', 'y:2')" in shown
     assert "limit=3" in shown
+
+
+def test_what_is_on_can_be_switched_off() -> None:
+    assert "quick=True, loud=False" in outcome("--name", "a")
+    assert "quick=False, loud=True" in outcome("--name", "a", "--no-quick", "--loud")
+    assert "quick=False" in outcome("--name", "a", env={"OSTRYA_QUICK": "0"})
 
 
 def test_every_field_has_an_environment_variable() -> None:

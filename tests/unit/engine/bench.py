@@ -22,6 +22,8 @@ class Bench:
         max_prefill_chunk_tokens: int = 64,
         routing_stride: int = 1,
         max_context_tokens: int | None = None,
+        overlap: bool = True,
+        max_inter_token_s: float = 0.0,
     ) -> None:
         self.config = EngineConfig(
             model_path="/",
@@ -34,6 +36,8 @@ class Bench:
             max_prefill_chunk_tokens=max_prefill_chunk_tokens,
             routing_stride=routing_stride,
             max_context_tokens=max_context_tokens,
+            overlap=overlap,
+            max_inter_token_s=max_inter_token_s,
         )
         self.runner = FakeRunner(num_pages=self.config.num_pages, page_size=self.config.page_size)
         self.engine = Engine(self.runner, self.config, context_tokens=context_tokens, eos_token_ids=(EOS,), clock=clock)
@@ -57,6 +61,7 @@ class Bench:
         stop_token_ids: frozenset[int] = frozenset(),
         ignore_eos: bool = True,
         cache_namespace: str = "",
+        priority: int = 0,
     ) -> None:
         sampling = Sampling(
             temperature=temperature,
@@ -73,18 +78,22 @@ class Bench:
                 token_ids=list(token_ids),
                 sampling=sampling,
                 cache_namespace=cache_namespace,
+                priority=priority,
             )
         )
 
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """One step, invariants checked; calls `meanwhile` while it runs. False when there was nothing to do."""
-        report = self.engine.step(lambda _: meanwhile())
+        report = self.engine.step(lambda *_: meanwhile())
         self.scheduler.pool.check()
         if report is None:
             return False
+        last = self.runner.plans[-1]
+        assert last.num_tokens <= self.config.max_step_tokens
+        assert last.num_rows <= self.config.max_running
         for output in report.outputs:
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
-            self.cached[output.request_id] = output.num_cached_tokens
+            self.cached.setdefault(output.request_id, output.num_cached_tokens)
         assert not set(report.stored) & set(report.removed)
         self.resume_points -= set(report.removed)
         self.resume_points |= set(report.stored)

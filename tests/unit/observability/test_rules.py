@@ -1,11 +1,13 @@
 """The rules: promtool runs their tests, every alert is in those, and every alert has a page that says what to do."""
 
+import functools
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import promql_parser
 import pytest
@@ -31,12 +33,20 @@ def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
         skip_or_fail = pytest.fail if os.environ.get("OSTRYA_REQUIRE_ALL") == "1" else pytest.skip
         skip_or_fail("no promtool on this machine")
     assert program is not None
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    # A third of its CPU would be spent on collecting garbage of a few MB.
+    collecting = os.environ | {"GOGC": "400"}
+    return subprocess.run([program, *arguments], env=collecting, capture_output=True, text=True, check=False)
+
+
+@functools.cache
+def document(path: Path) -> dict[str, Any]:
+    """Parsed once, by the reader in C: ten times as fast."""
+    parsed: dict[str, Any] = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
+    return parsed
 
 
 def rules() -> list[dict[str, object]]:
-    documents = [yaml.safe_load(path.read_text()) for path in RULES]
-    return [rule for document in documents for group in document["groups"] for rule in group["rules"]]
+    return [rule for path in RULES for group in document(path)["groups"] for rule in group["rules"]]
 
 
 def alerts() -> dict[Key, dict[str, dict[str, str]]]:
@@ -52,7 +62,7 @@ def alerts() -> dict[Key, dict[str, dict[str, str]]]:
 def moments() -> Iterator[tuple[str, float, list[dict[str, str]]]]:
     """Of every test: its name, a time in minutes, and the labels of the alerts that must fire then."""
     for path in TESTS:
-        for test in yaml.safe_load(path.read_text())["tests"]:
+        for test in document(path)["tests"]:
             for check in test["promql_expr_test"]:
                 assert check["expr"] == 'ALERTS{alertstate="firing"}', "a test must see every alert, not only its own"
                 amount, unit = re.fullmatch(r"(\d+)([mh])", check["eval_time"]).groups()  # type: ignore[union-attr]
@@ -97,10 +107,7 @@ def test_nothing_fires_when_nothing_is_wrong(name: str) -> None:
 
 def test_the_healthy_fleet_has_every_metric_that_alerts_read() -> None:
     (healthy,) = (
-        test
-        for path in TESTS
-        for test in yaml.safe_load(path.read_text())["tests"]
-        if test["name"] == "a healthy fleet under load"
+        test for path in TESTS for test in document(path)["tests"] if test["name"] == "a healthy fleet under load"
     )
     given = {re.match(r"\w+", series["series"])[0] for series in healthy["input_series"]}  # type: ignore[index]
     recorded = {str(rule["record"]) for rule in rules() if "record" in rule}

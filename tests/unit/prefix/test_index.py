@@ -1,5 +1,7 @@
 """The index against a naive one, and what it promises about time and memory bounds."""
 
+from collections import Counter
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -196,3 +198,12 @@ def test_depths_and_counts_equal_a_naive_index(steps: list[tuple[str, int, list[
     while not index.sweep(3):
         pass
     assert index.num_entries == len(set().union(*naive.values()))
+
+
+def test_no_shard_has_much_to_move_when_it_grows_and_they_grow_at_different_times() -> None:
+    index = PrefixIndex()
+    shares = Counter(map(id, index._buckets))
+    digests = [share / len(index._buckets) * index.max_entries for share in shares.values()]
+    assert max(digests) < 4_000
+    assert 1.8 < max(digests) / min(digests) < 2.2
+    assert len(set(digests)) > 8

@@ -4,8 +4,9 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 
 import grpc
@@ -16,13 +17,16 @@ from ostrya.engine.types import Load
 from ostrya.errors import StateUnavailable
 from ostrya.prefix.chain import ChainKey
 from ostrya.prefix.index import PrefixIndex
-from ostrya.router.discovery import Discovery
+from ostrya.router.discovery import _ENDS, Discovery
 from ostrya.router.fleet import Fleet
+from ostrya.router.link import Link
 from ostrya.router.registry import Registry
 from ostrya.router.settings import RouterSettings
 from ostrya.router.types import Hold, ReplicaState, ReplicaView, WorkerId
+from ostrya.service.server import channel
 from ostrya.state import keys, members
 from ostrya.state.connection import Connection
+from ostrya.state.rows import Rejects
 from ostrya.worker.publisher import Publisher
 from ostrya.worker.settings import WorkerSettings
 from tests.fakes.kube_api import KubeApi, endpoint
@@ -582,3 +586,81 @@ async def test_rows_that_cannot_be_removed_hold_up_no_look_one_by_one(
     assert max(map(len, looks)) == 1
     await connection.close()
     await registry.close()
+
+
+async def test_a_members_key_of_another_type_is_not_a_redis_that_is_gone(
+    redis: RunningRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection, rejects, fleet = Connection(redis.url), Rejects(), Fleet(index=PrefixIndex())
+    registry = Registry(RouterSettings(redis_url=redis.url), fleet=fleet, clock=time.monotonic, rejects=rejects)
+    await registry.poll()
+    await connection.all([*members.put("default", member()), ("SET", keys.members("default"), "x")])
+    await registry.poll()
+    await registry.poll()
+    assert (fleet.redis_up, registry.is_up) == (True, False), "it is there, and tells nothing"
+    (said,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "cannot be read" in said.message
+    assert "WRONGTYPE" in said.fields["why"]  # type: ignore[attr-defined]
+    redis.kill()
+    await registry.poll()
+    assert not fleet.redis_up
+    assert "Redis is gone" in caplog.messages[-1]
+    await connection.close()
+    await registry.close()
+
+
+async def test_links_begin_to_dial_one_by_one_and_end_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, begun, ended = 0, list[int](), Counter[int]()
+
+    async def bystander() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def run(one: Link) -> None:
+        try:
+            while True:
+                with suppress(grpc.aio.AioRpcError):
+                    await one._dial(None)
+        finally:
+            ended[turns] += 1
+
+    def opened(address: str, *, max_message_bytes: int) -> grpc.aio.Channel:
+        begun.append(turns)
+        return channel(address, max_message_bytes=max_message_bytes)
+
+    monkeypatch.setattr(Link, "run", run)
+    monkeypatch.setattr("ostrya.router.link.open_channel", opened)
+    port = free_port()
+    addresses = tuple(f"127.0.1.{one}:{port}" for one in range(100))
+    async with running(bystander), discovering(static=addresses) as (_, discovery):
+        await until(lambda: len(discovery._links) == 100 and len(begun) >= 200)
+    assert len(set(begun)) == len(begun), "others had the event loop in between"
+    assert ended.total() == 100
+    assert max(ended.values()) <= _ENDS
+
+
+async def test_members_that_nobody_ever_reached_leave_without_a_line_in_the_log(
+    redis: RunningRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    connection, clock = Connection(redis.url), ShiftedClock()
+    fleet = Fleet(index=PrefixIndex())
+    registry = Registry(RouterSettings(redis_url=redis.url), fleet=fleet, clock=clock)
+    names = [f"x{number}" for number in range(100)]
+    for name in names:
+        await connection.all([*members.put("default", member(name)), ("SET", lease_of(name), "1", "PX", 60_000)])
+    await registry.poll()
+    await connection.call("DEL", *map(lease_of, names))
+    clock.shift_s = 70.0
+    for _ in range(4):
+        await registry.poll()
+    assert registry.num_over == len(names)
+    assert caplog.messages == []
+    await connection.close()
+    await registry.close()
+
+
+def lease_of(worker_id: str) -> str:
+    return keys.worker_keys("default", worker_id).lease

@@ -202,6 +202,9 @@ async def test_an_unregistered_successor_does_not_follow_its_predecessors_journa
     assert fleet.followed()[worker].min_epoch == 8
     fleet.registered(worker, 7)  # its row and its lease are still there
     assert fleet.followed()[worker].min_epoch == 8
+    add_ready(fleet, epoch=0)  # nor is it the next one's
+    fleet.registered(worker, 7)
+    assert fleet.followed()[worker].min_epoch == 8
     fleet.registered(worker, 9)
     assert fleet.followed()[worker].min_epoch == 9
 

@@ -18,7 +18,6 @@ from ostrya.prefix.index import PrefixIndex
 from ostrya.router import admin, pick
 from ostrya.router.discovery import Discovery
 from ostrya.router.fleet import Fleet
-from ostrya.router.replica import ReplicaInfo
 from ostrya.router.settings import RouterSettings
 from ostrya.router.tracker import _SLICES, Tracker
 from ostrya.router.types import ReplicaState, WorkerId
@@ -27,7 +26,7 @@ from ostrya.state.board import LoadRow
 from ostrya.state.connection import Command, Connection
 from ostrya.state.rows import MAX_ROWS, Kind, Rejects
 from tests.fakes import garbage
-from tests.fakes.pool import member
+from tests.fakes.pool import member, replica
 
 WORKERS = ("w0", "w1", "w2")
 DIGESTS = [RoutingDigest(number) for number in range(1, 30)]
@@ -191,19 +190,7 @@ class Live:
     def add_replicas(self, *, num_pages: int = 100) -> None:
         for number, worker_id in enumerate(WORKERS, 1):
             address = f"127.0.0.1:{number}"
-            info = ReplicaInfo(
-                worker_id=WorkerId(worker_id),
-                address=address,
-                epoch=self.redis.epoch,
-                model="tiny",
-                page_size=16,
-                routing_stride=1,
-                max_running=8,
-                context_tokens=2048,
-                vocab_size=1000,
-                prefix_credit=True,
-                num_pages=num_pages,
-            )
+            info = replica(worker_id, address, epoch=self.redis.epoch, num_pages=num_pages)
             self.fleet.add(info, grpc.aio.insecure_channel(address))
             self.fleet.set_state(WorkerId(worker_id), ReplicaState.READY)
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
@@ -43,6 +44,21 @@ async def test_giants_wait_for_each_other_and_the_rest_does_not_wait_for_them(of
     may_end.set()
     assert await asyncio.gather(*giants[:4]) == [True] * 4
     assert sum(begun.acquire(blocking=False) for _ in range(3)) == 2, "what was cancelled never began"
+
+
+async def test_names_are_resolved_while_a_flood_of_requests_has_every_thread(offload: Offload) -> None:
+    may_end = threading.Event()
+    work = partial(may_end.wait, WAIT_S)
+    flood = [asyncio.create_task(offload.run(work, num_bytes=SMALL_BYTES + 1)) for _ in range(100)]
+    await asyncio.sleep(0)  # each of them has asked for a thread
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(WAIT_S / 3):
+            assert await loop.getaddrinfo("localhost", 6379)
+        assert not any(one.done() for one in flood)
+    finally:
+        may_end.set()
+    assert all(await asyncio.gather(*flood))
 
 
 async def test_what_the_work_raises_comes_to_its_caller(offload: Offload) -> None:

@@ -1,6 +1,7 @@
 """The tracker against a real Redis: never out of order, never worse than what it knew."""
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator, Iterator
 
@@ -194,6 +195,20 @@ async def test_the_journal_of_a_predecessor_is_not_followed(redis: RunningRedis,
         await until(lambda: follower.holds() == {3})
 
 
+async def test_a_successor_in_an_emptied_redis_whose_clock_went_back_is_followed(
+    redis: RunningRedis, writer: JournalWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostrya.router.tracker._STRAY_S", 0.2)
+    epoch = await begin(writer, 1)
+    async with following(redis.url) as follower:
+        follower.add(epoch=epoch + 3_600_000)
+        follower.add(epoch=0)
+        await until(lambda: follower.tracker.staleness_s().get(W0, 0) > 0.5)
+        assert follower.holds() == set()
+        follower.fleet.registered(W0, epoch)
+        await until(lambda: follower.holds() == {1})
+
+
 async def test_a_removed_replica_is_swept_out(redis: RunningRedis, writer: JournalWriter) -> None:
     epoch = await begin(writer, *range(1_000))
     async with following(redis.url) as follower:
@@ -203,3 +218,19 @@ async def test_a_removed_replica_is_swept_out(redis: RunningRedis, writer: Journ
         assert follower.index.depths(digests(*range(10))) == {}
         await until(lambda: follower.index.num_entries == 0)
         assert follower.tracker.staleness_s() == {}
+
+
+async def test_redis_is_back_only_if_it_was_gone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="ostrya.router.tracker")
+    server = start_redis()
+    try:
+        async with following(server.url) as follower:
+            await until(lambda: follower.tracker.redis_up)
+            assert caplog.messages == []
+            server.kill()
+            await until(lambda: not follower.tracker.redis_up)
+            server.restart()
+            await until(lambda: follower.tracker.redis_up)
+    finally:
+        server.stop()
+    assert caplog.messages == ["Redis is gone; the index is frozen", "Redis is back"]

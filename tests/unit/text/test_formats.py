@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ostrya.errors import ModelLoadError
-from ostrya.text.tokenizer import load_tokenizer
+from ostrya.text.tokenizer import Tokenizer, load_tokenizer
 from tests.unit.gguf_bytes import ARRAY, STRING, UINT32, array, entry, insert, string
 from tests.unit.text.files import ORDINARY, write_directory, write_gguf
 
@@ -72,6 +72,39 @@ def test_a_type_is_a_whole_number(tmp_path: Path) -> None:
     integers, floats = b"token_type" + b"\t\0\0\0\5\0\0\0", b"token_type" + b"\t\0\0\0\6\0\0\0"
     path.write_bytes(path.read_bytes().replace(integers, floats))
     assert "tokenizer.ggml.token_type[0] is 1.4" in refusal(path)
+
+
+def test_special_tokens_of_a_gguf_without_types_are_known_by_their_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Like the file that has them. "<b>" looks special and is made by merges, as in code."""
+    tokens = (*ORDINARY, "<", ">", "<b", "<b>")
+    merges = ("a b", "< b", "<b >")
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+
+    def load(name: str, *, has_types: bool) -> Tokenizer:
+        path = write_gguf(
+            tmp_path / name,
+            tokens=tokens,
+            merges=merges,
+            control=("<|im_start|>", "<|im_end|>", "</s>", "<end_of_turn>"),
+            user_defined=("<think>", "[INST]"),
+            template=template,
+            ids={"eos": "</s>"},
+            has_types=has_types,
+        )
+        return load_tokenizer(path)
+
+    typed = load("typed.gguf", has_types=True)
+    assert not caplog.messages
+    bare = load("bare.gguf", has_types=False)
+    assert caplog.messages == ["GGUF without token types; special tokens are known by their text"]
+    assert bare.fingerprint == typed.fingerprint
+    assert bare.eos_token_ids == typed.eos_token_ids == (len(tokens) + 2, len(tokens) + 1, len(tokens) + 3)
+    text = "<|im_start|>ab<think><b>[INST]<|im_end|></s><end_of_turn>"
+    ids = bare.encode(text)
+    assert ids == typed.encode(text)
+    assert bare.decode(ids) == "ab<think><b>[INST]"
 
 
 def test_what_nobody_needs_may_be_anything(tmp_path: Path) -> None:
@@ -152,5 +185,6 @@ def test_a_broken_directory_is_one_line(tmp_path: Path) -> None:
     assert "chat_template.jinja cannot be read" in refusal(folder)
     (folder / "generation_config.json").write_text("[" * 100_000)
     assert re.search(r"generation_config\.json is not JSON", refusal(folder))
+    (folder / "generation_config.json").unlink()
     (folder / "tokenizer.json").unlink()
     assert "tokenizer.json cannot be used" in refusal(folder)

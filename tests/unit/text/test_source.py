@@ -28,6 +28,15 @@ def test_a_directory_needs_its_config_and_tokenizer(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)).path == tmp_path
 
 
+def test_a_directory_may_have_one_rank_file_for_a_tokenizer(tmp_path: Path) -> None:
+    for name in ("config.json", "tiktoken.model"):
+        (tmp_path / name).touch()
+    assert resolve_model(str(tmp_path)).path == tmp_path
+    (tmp_path / "another.tiktoken").touch()
+    with pytest.raises(ModelLoadError, match=r"it has no tokenizer\.json"):
+        resolve_model(str(tmp_path))
+
+
 @pytest.mark.parametrize(("name", "why"), [("nothing/here", "does not exist"), ("a.bin", "neither")])
 def test_anything_else_is_refused_with_what_would_work(tmp_path: Path, name: str, why: str) -> None:
     (tmp_path / "a.bin").touch()

@@ -132,7 +132,7 @@ def test_a_prompt_that_begins_with_the_begin_of_sequence_gets_no_second_one(tmp_
 
 @pytest.mark.parametrize(
     ("kinds", "words"),
-    [({"model": "llama"}, ("'llama'", "gpt2")), ({"pre": "deepseek-llm"}, ("deepseek-llm", "smollm", "qwen2"))],
+    [({"model": "bert"}, ("'bert'", "gpt2")), ({"pre": "bloom"}, ("bloom", "smollm", "qwen2"))],
 )
 def test_an_unsupported_tokenizer_is_refused_with_what_is_supported(
     tmp_path: Path, kinds: dict[str, str], words: tuple[str, ...]

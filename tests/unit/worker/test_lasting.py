@@ -53,7 +53,8 @@ class Process:
 
     def kill(self, why: str) -> None:
         self.killed = why
-        self.dead.set_result(f"{why} (signal 9)")
+        if self.is_gone:
+            self.dead.set_result(f"{why} (signal 9)")
 
 
 class Worker:
@@ -135,6 +136,18 @@ async def test_an_engine_that_hangs_is_killed_and_replaced() -> None:
     assert "silent for 5" in worker.processes[0].killed
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_cancel_while_a_killed_process_ends_leaves_it_to_say_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting, "LOOK_S", 0.0)
+    worker = Worker(clock=iter(range(10**6)).__next__)
+    (process,) = worker.processes
+    process.is_gone = False
+    running = asyncio.create_task(worker.engine.run())
+    await happens(lambda: worker.events == ["lost: hung"])
+    running.cancel()
+    await asyncio.wait({running})
+    assert not process.dead.done()
 
 
 async def test_an_engine_that_does_not_start_again_is_tried_some_times_and_given_up_in_words() -> None:

@@ -11,7 +11,7 @@ from ostrya.engine.types import Load
 from ostrya.prefix.chain import RoutingDigest
 from ostrya.state import board, lease, members
 from ostrya.state.connection import Connection, Refusal
-from ostrya.state.journal import JournalReader
+from ostrya.state.journal import Answer, JournalReader, JournalWriter
 from ostrya.worker.publisher import Publisher
 from ostrya.worker.settings import WorkerSettings
 from tests.fakes.pool import following, member, publishing, running
@@ -198,6 +198,27 @@ async def test_an_engine_lost_at_any_moment_of_a_write_leaves_a_whole_journal(re
             publisher.publish(digests(100 + step), (), Load())
         await until(lambda: follower.holds() == {196})
         assert not publisher.fenced.done()
+
+
+async def test_a_publisher_that_broke_and_is_run_again_has_lost_nothing(
+    redis: RunningRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: JournalWriter, epoch: int, seq: int, events: object) -> Answer:
+        raise KeyError("after the events were taken")
+
+    publisher = Publisher(WorkerSettings(worker_id="w0", redis_url=redis.url), member=member("w0"))
+    async with following(redis.url) as follower:
+        follower.add()
+        with monkeypatch.context() as patch:
+            patch.setattr(JournalWriter, "append", broken)
+            breaking = asyncio.create_task(publisher.run())
+            await until(lambda: publisher.is_flushed)
+            publisher.publish(digests(1, 2), (), Load())
+            await asyncio.wait({breaking})
+        assert isinstance(breaking.exception(), KeyError)
+        async with running(publisher.run):
+            await until(lambda: follower.holds() == {1, 2})
+        await publisher.close()
 
 
 async def test_parents_stay_before_children(redis: RunningRedis) -> None:

@@ -30,7 +30,7 @@ def routers(facts: Facts) -> Iterator[Finding]:
                 "router",
                 f"the part {part.name!r} of router {router.target} fails and is started again and again "
                 f"({part.error}, {counted(part.num_restarts, 'restart')})",
-                "Requests go on, by what the router knew before. Its log has 'a part of the router broke' with a "
+                "Requests go on, by what the router knew before. Its log has 'a part broke' with a "
                 "traceback: please report that. What stands in Redis may be the cause (see there).",
             )
     # Of the nodes routers tell in their metrics alone.

@@ -1,12 +1,22 @@
 """The seam between the engine and what runs the mathematics. The engine knows these protocols and no backend."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ostrya.engine.plan import Bucket, Scores, StepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """What the engine must know of a model that is ready to run."""
+
+    context_tokens: int
+    vocab_size: int
+    load_s: float
 
 
 class StepHandle(Protocol):
@@ -41,8 +51,9 @@ class Runner(Protocol):
         """Compiles every bucket; afterwards a new shape is late."""
 
     def execute(self, plan: StepPlan) -> StepHandle:
-        """Launches one step and returns at once, also when it has to compile first: while this blocks, the engine is
-        silent, and an engine that is silent for seconds is killed."""
+        """Launches one step and returns at once, also while the one before runs, whose tokens plan.token_source may
+        ask for; steps run in the order of their launch. Returns at once also when it has to compile first: while this
+        blocks, the engine is silent, and an engine that is silent for seconds is killed."""
 
     def close(self) -> None:
         """Waits for launched steps and frees the device."""

@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ostrya.engine.backends.kernels.attention import PagedAttention
-from ostrya.engine.backends.kernels.linear import make_linear
+from ostrya.engine.backends.base import LoadedModel
+from ostrya.engine.backends.cpu_ops import CpuBuilder, CpuOps, MixerTables
 from ostrya.engine.backends.kernels.sampling import sample
 from ostrya.engine.backends.kernels.scores import joined, score
 from ostrya.engine.config import EngineConfig
-from ostrya.engine.models.config import LoadedModel
-from ostrya.engine.models.llama import Llama, StepTensors
+from ostrya.engine.models.decoder import forward, logits
 from ostrya.engine.models.source import open_source
-from ostrya.engine.plan import Bucket, Scores, Scoring, StepPlan
+from ostrya.engine.models.weights import read_weights
+from ostrya.engine.plan import Bucket, Scores, Scoring, StepPlan, fed_forward
 from ostrya.errors import ConfigError
 
 T = TypeVar("T")
@@ -52,10 +52,9 @@ def load_runner(config: EngineConfig) -> tuple["CpuRunner", LoadedModel]:
     except BaseException:
         device.shutdown()
         raise
-    model = runner.model.config
     return runner, LoadedModel(
         context_tokens=runner.context_tokens,
-        vocab_size=model.vocab_size,
+        vocab_size=runner.vocab_size,
         load_s=time.perf_counter() - started,
     )
 
@@ -66,20 +65,26 @@ class CpuRunner:
     def __init__(self, config: EngineConfig, device: ThreadPoolExecutor) -> None:
         """On the device thread."""
         source = open_source(Path(config.model_path))
-        self.context_tokens = _context_tokens(config, source.config.context_tokens)
-        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-        self.model = Llama(source, dtype=dtype, context_tokens=self.context_tokens, make_linear=make_linear)
-        model = source.config
-        shape_PSCH = (config.num_pages, config.page_size, 2 * model.num_kv_heads, model.head_dim)
-        self._kv_pages = [_lazy_zeros(shape_PSCH, dtype) for _ in range(model.num_layers)]
+        self.context_tokens = _context_tokens(config, source.spec.context_tokens)
+        self.spec = source.spec
+        self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+        self._page_size = config.page_size
+        self._weights = read_weights(source, CpuBuilder(self._dtype))
+        self._tables = MixerTables(self.spec, num_positions=self.context_tokens)
+        sizes = [layer.mixer.sizes for layer in self.spec.layers]
+        self._kv_pages = [
+            _lazy_zeros((config.num_pages, config.page_size, 2 * size.num_kv_heads, size.head_dim), self._dtype)
+            for size in sizes
+        ]
         self._device = device
+        self._last_tokens = np.zeros(1, np.int32)
         self._shapes: set[Bucket] = set()
         self._num_late_shapes = 0
         self._warm = False
 
     @property
     def vocab_size(self) -> int:
-        return self.model.config.vocab_size
+        return self.spec.vocab_size
 
     @property
     def num_shapes(self) -> int:
@@ -110,18 +115,17 @@ class CpuRunner:
         self._kv_pages.clear()
 
     def _step(self, plan: StepPlan) -> _StepResult:
+        tokens, scores = self._run(fed_forward(plan, self._last_tokens))
+        self._last_tokens = tokens
+        return tokens, scores
+
+    def _run(self, plan: StepPlan) -> _StepResult:
         # Nothing is compiled for the shape, so most of the padding need not be computed.
         num_tokens = min(plan.bucket.tokens, -(-plan.num_tokens // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE)
-        step = StepTensors(
-            token_ids_T=torch.from_numpy(plan.token_ids[:num_tokens]),
-            positions_T=torch.from_numpy(plan.positions[:num_tokens]),
-            slots_T=torch.from_numpy(plan.slot_mapping[:num_tokens]).long(),
-        )
-        attend = PagedAttention(
-            plan, num_tokens=num_tokens, num_heads=self.model.config.num_heads, kv_pages_PSCH=self._kv_pages[0]
-        )
-        x_TD = self.model.forward(step, self._kv_pages, attend)
-        logits_RV = self.model.logits(x_TD, torch.from_numpy(plan.logits_index))
+        ops = CpuOps(plan, self._tables, num_tokens=num_tokens, page_size=self._page_size, dtype=self._dtype)
+        token_ids_T = torch.from_numpy(plan.token_ids[:num_tokens])
+        x_TD, _ = forward(ops, self.spec, self._weights, token_ids_T=token_ids_T, kv=self._kv_pages)
+        logits_RV = logits(self._weights, x_TD, torch.from_numpy(plan.logits_index))
         if plan.scoring is None:
             return sample(logits_RV, plan).int().numpy(), None
         logprobs_NV = logits_RV[torch.from_numpy(plan.scoring.row)].log_softmax(-1)
@@ -138,7 +142,7 @@ class CpuRunner:
             # Whole slices only: oneDNN prepares itself for each number of rows, and few rows take another kernel.
             index_N = torch.zeros(_SCORED_AT_ONCE, dtype=torch.int32)
             index_N[: len(targets_N)] = torch.from_numpy(scoring.index[first : first + _SCORED_AT_ONCE])
-            logprobs_NV = self.model.logits(x_TD, index_N)[: len(targets_N)].log_softmax(-1)
+            logprobs_NV = logits(self._weights, x_TD, index_N)[: len(targets_N)].log_softmax(-1)
             parts.append(score(logprobs_NV, targets_N, num_top=num_top))
         return joined(parts)
 
@@ -190,6 +194,7 @@ def _scratch_plan(bucket: Bucket, num_tokens: int) -> StepPlan:
         num_rows=1,
         num_decode_rows=int(num_tokens == 1),
         token_ids=zeros_T,
+        token_source=np.full(bucket.tokens, -1, np.int32),
         positions=zeros_T,
         slot_mapping=zeros_T,
         query_start=query_start,

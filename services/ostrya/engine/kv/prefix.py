@@ -1,11 +1,12 @@
 """Which page holds the tokens of which digest: the prefix cache over the page pool, and the resume points it makes.
 
-A page becomes matchable in register(), which the scheduler calls at commit only: after the step that wrote it was
-launched in order. Because a sequence refers to all pages of its chain and releases tails as older than heads, what is
-left here is always prefix-closed.
+A page becomes matchable in register(), which the scheduler calls when the step that writes its last token is planned
+and nothing more can be added to that step: only later steps, which run after it, can match it. Because a sequence
+refers to all pages of its chain and releases tails as older than heads, what is left here is always prefix-closed.
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,10 @@ class Chain:
             self._digests += page_digests(start, new, page_size=self._page_size)
         return self._digests[:num_pages]
 
+    def num_usable(self, token_ids: "array[int]") -> int:
+        """Full pages before the last token."""
+        return (len(token_ids) - 1) // self._page_size
+
     def digest(self, token_ids: "array[int]", page_index: int) -> Digest:
         """Of page `page_index`."""
         if page_index >= len(self._digests):
@@ -52,7 +57,7 @@ class _Entry:
 
 
 class PrefixCache:
-    """Digest -> page, for pages whose content was committed."""
+    """Digest -> page, for pages whose content every later step can read."""
 
     def __init__(self, pool: PagePool, *, routing_stride: int) -> None:
         self._pool = pool
@@ -73,8 +78,13 @@ class PrefixCache:
             pages.append(page)
         return pages
 
+    def depth(self, chain: Chain, token_ids: "array[int]", *, num_pages: int) -> int:
+        """How many of the first `num_pages` pages of `token_ids` are known; a few look-ups, as what is known is
+        prefix-closed."""
+        return bisect_left(range(num_pages), True, key=lambda i: chain.digest(token_ids, i) not in self._page_of)
+
     def register(self, page: PageId, digest: Digest, *, page_index: int) -> PageId:
-        """Makes a committed page matchable and returns the page that holds `digest` from now on.
+        """Makes a full page matchable and returns the page that holds `digest` from now on.
 
         When another page already holds it, the caller's reference moves there and its own page is released.
         """

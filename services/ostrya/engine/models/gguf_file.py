@@ -12,7 +12,11 @@ from gguf.quants import dequantize
 from ostrya.errors import ModelLoadError
 from ostrya.gguf_header import TensorEntry, read_parts
 
-SUPPORTED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+SUPPORTED = (
+    *("F32", "F16", "BF16"),
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+)
 
 # Bounds the float32 copy that dequantizing makes: about 16 MB at a hidden size of 4,096.
 _CHUNK_ELEMENTS = 4 * 1024 * 1024

@@ -1,11 +1,9 @@
 """A Hugging Face directory (config.json, *.safetensors, sharded or not) as a weight source. Called by open_source.
 
-q and k rows are reordered while reading: files pair rotary element i with i + H/2, WeightSource wants pairs side by
-side.
+Values are brought into the form that WeightSource promises while they are read.
 """
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,25 +12,15 @@ from typing import Protocol, cast
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ostrya.engine.models.config import ModelConfig
+from ostrya.engine.models.families import BY_KIND
 from ostrya.engine.models.huggingface_config import JsonConfig
+from ostrya.engine.models.source import checked, pairs_side_by_side
 from ostrya.errors import ModelLoadError
 
 _TOP_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }
 _DTYPES = ("F32", "F16", "BF16")
 
@@ -51,20 +39,25 @@ class _SafeFile(Protocol):
 
 
 class HuggingFaceSource:
-    """Weights of a Llama-family directory."""
+    """Weights of a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.config: ModelConfig = JsonConfig(directory).model_config()
+        config = JsonConfig(directory)
+        family = BY_KIND.get(config.kind) if isinstance(config.kind, str) else None
+        if family is None:
+            raise config.error(f"model_type {config.kind!r} is not supported; supported: {', '.join(BY_KIND)}")
+        self._layer_names, self._norm_offset = family.layer_names, family.norm_offset
+        self.spec = checked(family.from_config(config), directory)
         self._shard_of = _shards(directory)
         # Computed from the configuration, or a copy of the embedding: harmless when nobody reads them.
         ignored = {name for name in self._shard_of if name.endswith("rotary_emb.inv_freq")}
-        if self.config.tied_embeddings:
+        if self.spec.tied_embeddings:
             ignored.add("lm_head.weight")
         self._unread = set(self._shard_of) - ignored
 
     def require(self, name: str, shape: tuple[int, ...]) -> None:
-        stored_name = _stored_name(name)
+        stored_name = self._stored_name(name)
         shard = self._shard(stored_name)
         with _opened(shard) as file:
             header = file.get_slice(stored_name)
@@ -76,16 +69,23 @@ class HuggingFaceSource:
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
         self.require(name, tuple(out.shape))
-        stored_name = _stored_name(name)
+        stored_name = self._stored_name(name)
         with _opened(self._shard(stored_name)) as file:
             stored = file.get_tensor(stored_name)
-        if name.endswith((".attn_q.weight", ".attn_k.weight")):
-            stored = _pairs_side_by_side(stored, self.config.head_dim)
-        out.copy_(stored)
+        out.copy_(pairs_side_by_side(name, stored, self.spec))
+        if name.endswith("_norm.weight"):
+            out.add_(self._norm_offset)
         self._unread.discard(stored_name)
 
     def unread(self) -> list[str]:
         return sorted(self._unread)
+
+    def _stored_name(self, name: str) -> str:
+        stem, kind = name.rsplit(".", 1)
+        if stem in _TOP_NAMES:
+            return f"{_TOP_NAMES[stem]}.{kind}"
+        _, layer, part = stem.split(".")
+        return f"model.layers.{layer}.{self._layer_names[part]}.{kind}"
 
     def _shard(self, stored_name: str) -> Path:
         if stored_name not in self._shard_of:
@@ -100,20 +100,6 @@ def _opened(shard: Path) -> Iterator[_SafeFile]:
             yield cast("_SafeFile", file)
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"{shard}: truncated or corrupt: {error}") from error
-
-
-def _stored_name(name: str) -> str:
-    stem = name.removesuffix(".weight")
-    if stem in _TOP_NAMES:
-        return f"{_TOP_NAMES[stem]}.weight"
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    assert match, name
-    return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.weight"
-
-
-def _pairs_side_by_side(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """[heads * H, D] with pairs (i, i + H/2) in each head -> pairs (2i, 2i + 1)."""
-    return weight.view(-1, 2, head_dim // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
 def _shards(directory: Path) -> dict[str, Path]:

@@ -1,92 +1,134 @@
-"""config.json of a Hugging Face directory as a ModelConfig. No torch."""
+"""config.json of a Hugging Face directory typed; families ask. No torch."""
 
 import json
 import math
 from pathlib import Path
 
-from ostrya.engine.models.config import ModelConfig
+from ostrya.capacity.layers import DenseFfn
+from ostrya.capacity.mixers import GroupedAttention
+from ostrya.engine.models.spec import MAX_LAYERS, Activation, DecoderSpec, GatedFfn, LayerSpec, Rope
 from ostrya.errors import ModelLoadError
 
 Json = dict[str, object]
 
+_ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
+
 
 class JsonConfig:
-    """Typed access to the configuration of one directory."""
+    """The configuration of one directory."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "config.json"
         self._values = _read_json(self._path)
+        self.kind = self._values.get("model_type")
+        self.refuse_set("quantization_config")
 
-    def model_config(self) -> ModelConfig:
-        """ModelLoadError for what this engine would compute wrongly."""
-        self._refuse_variants()
-        hidden_size, num_heads = self._int("hidden_size"), self._int("num_attention_heads")
-        head_dim = self._int("head_dim", hidden_size // max(num_heads, 1))
-        rope = self._rope()
-        config = ModelConfig(
-            num_layers=self._int("num_hidden_layers"),
-            hidden_size=hidden_size,
-            mlp_size=self._int("intermediate_size"),
+    @property
+    def num_layers(self) -> int:
+        return self.size("num_hidden_layers", highest=MAX_LAYERS)
+
+    def attention(self, *, qk_norm: bool = False, qkv_bias: bool = False) -> GroupedAttention:
+        self.refuse_set("attention_bias")
+        num_heads = self.size("num_attention_heads")
+        return GroupedAttention(
             num_heads=num_heads,
-            num_kv_heads=self._int("num_key_value_heads", num_heads),
-            head_dim=head_dim,
-            vocab_size=self._int("vocab_size"),
-            context_tokens=self._int("max_position_embeddings"),
-            rope_theta=self._float(rope, "rope_theta", 10000.0),
-            rope_divisors=self._rope_divisors(rope, head_dim),
-            norm_eps=self._float(self._values, "rms_norm_eps", 1e-6),
-            tied_embeddings=bool(self._values.get("tie_word_embeddings", False)),
+            num_kv_heads=self.size("num_key_value_heads", num_heads),
+            head_dim=self.size("head_dim", self.size("hidden_size") // num_heads),
+            qk_norm=qk_norm,
+            qkv_bias=qkv_bias,
         )
-        if problem := config.problem():
-            raise self._error(problem)
-        return config
 
-    def _refuse_variants(self) -> None:
-        if (kind := self._values.get("model_type")) != "llama":
-            raise self._error(f"model_type {kind!r} is not supported; supported: llama")
-        if (activation := self._values.get("hidden_act", "silu")) != "silu":
-            raise self._error(f"hidden_act {activation!r} is not supported; supported: silu")
-        for key in ("attention_bias", "mlp_bias", "quantization_config"):
-            if self._values.get(key):
-                raise self._error(f"{key} is set; it is not supported")
+    def ffn(self, activation: Activation) -> GatedFfn:
+        self.refuse_set("mlp_bias")
+        found = self._values.get("hidden_activation") or self._values.get("hidden_act") or "silu"
+        if not isinstance(found, str) or _ACTIVATIONS.get(found) != activation:
+            raise self.error(f"hidden_act {found!r} is not supported; supported for {self.kind}: {activation}")
+        return GatedFfn(sizes=DenseFfn(inner=self.size("intermediate_size")), activation=activation)
 
-    def _rope(self) -> Json:
-        """The rotary settings: one dictionary in transformers 5, spread over two keys before."""
-        nested = self._values.get("rope_parameters") or self._values.get("rope_scaling") or {}
-        if not isinstance(nested, dict):
-            raise self._error(f"rope settings are {nested!r}; an object is needed")
-        return {"rope_theta": self._values.get("rope_theta", 10000.0), **nested}
+    def rope(self) -> Rope:
+        # One object in transformers 5, spread over two keys before.
+        nested = self.entry("rope_parameters") or self.entry("rope_scaling") or {}
+        return self.rope_of({"rope_theta": self._values.get("rope_theta"), **nested})
 
-    def _rope_divisors(self, rope: Json, head_dim: int) -> tuple[float, ...] | None:
+    def rope_of(self, rope: Json, *, default_theta: float = 10000.0) -> Rope:
+        """From settings as they stand in one object."""
+        theta = self._number(rope, "rope_theta", default_theta)
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind == "default":
-            return None
+            return Rope(theta=theta)
+        head_dim = self.attention().head_dim
+        if kind == "linear":
+            return Rope(theta=theta, divisors=(self._number(rope, "factor"),) * (head_dim // 2))
         if kind != "llama3":
-            raise self._error(f"rope scaling {kind!r} is not supported; supported: default, llama3")
-        return llama3_divisors(
+            raise self.error(f"rope scaling {kind!r} is not supported; supported: default, linear, llama3")
+        divisors = llama3_divisors(
             head_dim=head_dim,
-            theta=self._float(rope, "rope_theta"),
-            factor=self._float(rope, "factor"),
-            low=self._float(rope, "low_freq_factor"),
-            high=self._float(rope, "high_freq_factor"),
-            original_context=self._float(rope, "original_max_position_embeddings"),
+            theta=theta,
+            factor=self._number(rope, "factor"),
+            low=self._number(rope, "low_freq_factor"),
+            high=self._number(rope, "high_freq_factor"),
+            original_context=self._number(rope, "original_max_position_embeddings"),
+        )
+        return Rope(theta=theta, divisors=divisors)
+
+    def decoder(
+        self, layers: tuple[LayerSpec, ...], *, embedding_scale: float = 1.0, tied_unless_said: bool = False
+    ) -> DecoderSpec:
+        return DecoderSpec(
+            layers=layers,
+            hidden=self.size("hidden_size"),
+            vocab_size=self.size("vocab_size"),
+            context_tokens=self.size("max_position_embeddings"),
+            norm_eps=self.number("rms_norm_eps", 1e-6),
+            embedding_scale=embedding_scale,
+            tied_embeddings=bool(self._values.get("tie_word_embeddings", tied_unless_said)),
         )
 
-    def _int(self, key: str, default: int | None = None) -> int:
+    def size(self, key: str, default: int | None = None, *, highest: int | None = None) -> int:
         value = self._values.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self._error(f"{key} is {'missing' if value is None else repr(value)}; a number is needed")
+            raise self._not_a_number(key, value)
+        if value < 1 or (highest is not None and value > highest):
+            allowed = "at least 1" if highest is None else f"from 1 to {highest}"
+            raise self.error(f"{key} is {value}; it must be {allowed}")
         return value
 
-    def _float(self, values: Json, key: str, default: float | None = None) -> float:
-        value = values.get(key, default)
+    def number(self, key: str, default: float | None = None) -> float:
+        return self._number(self._values, key, default)
+
+    def entry(self, key: str, *, within: Json | None = None) -> Json | None:
+        """An object, of the whole or within another; None if it is not there."""
+        value = (self._values if within is None else within).get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.error(f"{key} is {value!r}; an object is needed")
+        return value
+
+    def names(self, key: str) -> list[object] | None:
+        """A list; None if it is not there."""
+        value = self._values.get(key)
+        if value is not None and not isinstance(value, list):
+            raise self.error(f"{key} is {value!r}; a list is needed")
+        return value
+
+    def refuse_set(self, *keys: str) -> None:
+        """ModelLoadError for a field that is there and not empty: it means something that is not computed here."""
+        for key in keys:
+            if self._values.get(key):
+                raise self.error(f"{key} is set; it is not supported")
+
+    def error(self, what: str) -> ModelLoadError:
+        return ModelLoadError(f"{self._path}: {what}")
+
+    def _number(self, values: Json, key: str, default: float | None = None) -> float:
+        value = values.get(key)
+        value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self._error(f"{key} is {'missing' if value is None else repr(value)}; a number is needed")
+            raise self._not_a_number(key, value)
         return float(value)
 
-    def _error(self, what: str) -> ModelLoadError:
-        return ModelLoadError(f"{self._path}: {what}")
+    def _not_a_number(self, key: str, value: object) -> ModelLoadError:
+        return self.error(f"{key} is {'missing' if value is None else repr(value)}; a number is needed")
 
 
 def llama3_divisors(

@@ -1,16 +1,17 @@
 """Where weights come from: one protocol over a GGUF file and a Hugging Face directory.
 
-Tensor names are GGUF's ("blk.0.attn_q.weight") and so is the row order of q and k: the two halves of a rotary pair
-are neighbours.
+Tensor names are GGUF's ("blk.0.attn_q.weight"). The two halves of a rotary pair are neighbours, in the rows of q and k
+and in their biases and norms. A norm's weight is what it multiplies with.
 Every failure is a ModelLoadError of one line.
 """
 
+import re
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from ostrya.engine.models.config import ModelConfig
+from ostrya.engine.models.spec import DecoderSpec
 from ostrya.errors import ModelLoadError
 
 
@@ -18,7 +19,7 @@ class WeightSource(Protocol):
     """An open checkpoint."""
 
     @property
-    def config(self) -> ModelConfig: ...
+    def spec(self) -> DecoderSpec: ...
 
     def require(self, name: str, shape: tuple[int, ...]) -> None:
         """ModelLoadError when the tensor is missing or has another shape. Ask before setting memory aside for it."""
@@ -40,3 +41,23 @@ def open_source(path: Path) -> WeightSource:
     if path.is_file():
         return GgufSource(path)
     raise ModelLoadError(f"{path}: no such file or directory")
+
+
+_ROTATED = re.compile(r"blk\.(\d+)\.attn_[qk](_norm)?\.(weight|bias)")
+
+
+def pairs_side_by_side(name: str, values: torch.Tensor, spec: DecoderSpec) -> torch.Tensor:
+    """The values of a checkpoint that pairs rotary element i of a head with i + H/2, in WeightSource's order: pairs
+    (2i, 2i + 1)."""
+    found = _ROTATED.fullmatch(name)
+    if found is None:
+        return values
+    head_dim = spec.layers[int(found[1])].mixer.sizes.head_dim
+    return values.view(-1, 2, head_dim // 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+
+
+def checked(spec: DecoderSpec, path: Path) -> DecoderSpec:
+    """The spec that was read from `path`, if its numbers agree with each other."""
+    if problem := spec.problem():
+        raise ModelLoadError(f"{path}: {problem}")
+    return spec

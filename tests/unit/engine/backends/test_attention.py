@@ -6,7 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostrya.capacity.mixers import GroupedAttention
 from ostrya.engine.backends.kernels.attention import PagedAttention, paged_attention_reference
+from ostrya.engine.models.spec import Attention, Rope
 from ostrya.engine.plan import StepPlan
 from tests.numerics.driver import Running, make_plan
 
@@ -33,30 +35,44 @@ def ragged(decode: list[int], prefill: list[tuple[int, int]], *, seed: int = 0) 
 
 
 def both(
-    plan: StepPlan, *, num_heads: int, num_kv_heads: int, dtype: torch.dtype = torch.float32
+    plan: StepPlan,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     q_TNH = torch.randn(plan.bucket.tokens, num_heads, HEAD_DIM, generator=generator).to(dtype)
     kv_pages_PSCH = torch.randn(NUM_PAGES, PAGE_SIZE, 2 * num_kv_heads, HEAD_DIM, generator=generator).to(dtype)
-    fast = PagedAttention(plan, num_tokens=plan.bucket.tokens, num_heads=num_heads, kv_pages_PSCH=kv_pages_PSCH)
-    return fast(q_TNH, kv_pages_PSCH), paged_attention_reference(q_TNH, kv_pages_PSCH, plan).flatten(1)
+    sizes = GroupedAttention(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=HEAD_DIM, window_tokens=window)
+    mixer = Attention(sizes=sizes, rope=Rope(theta=10000.0), scale=0.2)
+    fast = PagedAttention(plan, mixer, num_tokens=plan.bucket.tokens, page_size=PAGE_SIZE, dtype=dtype)
+    return fast(q_TNH, kv_pages_PSCH), paged_attention_reference(q_TNH, kv_pages_PSCH, plan, mixer).flatten(1)
 
 
 @given(
-    decode=decode_rows, prefill=prefill_rows, heads=st.sampled_from([(4, 4), (6, 2), (4, 1)]), seed=st.integers(0, 99)
+    decode=decode_rows,
+    prefill=prefill_rows,
+    heads=st.sampled_from([(4, 4), (6, 2), (4, 1)]),
+    window=st.none() | st.integers(1, 80),
+    seed=st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_fast_equals_reference(
-    decode: list[int], prefill: list[tuple[int, int]], heads: tuple[int, int], seed: int
+    decode: list[int], prefill: list[tuple[int, int]], heads: tuple[int, int], window: int | None, seed: int
 ) -> None:
     if decode or prefill:
-        fast, reference = both(ragged(decode, prefill, seed=seed), num_heads=heads[0], num_kv_heads=heads[1])
+        plan = ragged(decode, prefill, seed=seed)
+        fast, reference = both(plan, num_heads=heads[0], num_kv_heads=heads[1], window=window)
         torch.testing.assert_close(fast, reference, atol=TOLERANCE[torch.float32], rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_long_chunks_are_taken_in_parts_and_equal_the_reference(dtype: torch.dtype) -> None:
-    fast, reference = both(ragged([3, 90], [(17, 110), (0, 300 - 45)]), num_heads=6, num_kv_heads=2, dtype=dtype)
+@pytest.mark.parametrize("window", [None, 50, 150])
+def test_long_chunks_are_taken_in_parts_and_equal_the_reference(window: int | None, dtype: torch.dtype) -> None:
+    plan = ragged([3, 90], [(17, 110), (0, 300 - 45)])
+    fast, reference = both(plan, num_heads=6, num_kv_heads=2, window=window, dtype=dtype)
     torch.testing.assert_close(fast.float(), reference, atol=TOLERANCE[dtype], rtol=0)
 
 

@@ -129,9 +129,16 @@ def write_gguf(
 
 
 def encode(values: F32, kind: GGMLQuantizationType) -> npt.NDArray[np.generic]:
-    """The bytes of a matrix in `kind`; for K-quants, which the package cannot write, random blocks with small
-    scales."""
-    scales_at = {GGMLQuantizationType.Q4_K: (0, 2), GGMLQuantizationType.Q6_K: (208,)}
+    """The bytes of a matrix in `kind`; for those that the package cannot write, random blocks with small scales."""
+    scales_at = {
+        GGMLQuantizationType.Q2_K: (80, 82),
+        GGMLQuantizationType.Q3_K: (108,),
+        GGMLQuantizationType.Q4_K: (0, 2),
+        GGMLQuantizationType.Q5_K: (0, 2),
+        GGMLQuantizationType.Q6_K: (208,),
+        GGMLQuantizationType.IQ4_NL: (0,),
+        GGMLQuantizationType.IQ4_XS: (0,),
+    }
     if kind not in scales_at:
         encoded: npt.NDArray[np.generic] = quantize(values, kind)
         return encoded

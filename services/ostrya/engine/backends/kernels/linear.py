@@ -11,7 +11,7 @@ from typing import Protocol, cast
 import torch
 import torch.nn.functional as F
 
-from ostrya.engine.models.layers import Linear
+from ostrya.engine.models.ops import Linear
 
 # oneDNN picks a layout for about this many rows; layouts for 4 and for 512 were equally fast at every row count, the
 # one for 1 was not.
@@ -24,18 +24,26 @@ class _Reorder(Protocol):
 
 class _Pointwise(Protocol):
     def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: None, attr: str, scalars: list[float], algorithm: str
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        attr: str,
+        scalars: list[float],
+        algorithm: str,
     ) -> torch.Tensor: ...
 
 
-def make_linear(weight_OI: torch.Tensor) -> Linear:
-    """x_TI -> x_TI @ weight_OI.T; keeps only the reordered copy of the weight."""
+def make_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> Linear:
+    """x_TI -> x_TI @ weight_OI.T + bias_O; keeps only the reordered copy of the weight."""
+    dtype = weight_OI.dtype
+    # To ask for a dtype that is already there takes an operator's time.
     if not has_onednn():
-        return lambda x_TI: F.linear(x_TI, weight_OI)
+        return lambda x_TI: F.linear(x_TI if x_TI.dtype is dtype else x_TI.to(dtype), weight_OI, bias_O)
     reorder = cast("_Reorder", torch.ops.mkldnn._reorder_linear_weight)
     multiply = cast("_Pointwise", torch.ops.mkldnn._linear_pointwise)
     packed = reorder(weight_OI, _ROWS_HINT)
-    return lambda x_TI: multiply(x_TI, packed, None, "none", [], "")
+    return lambda x_TI: multiply(x_TI if x_TI.dtype is dtype else x_TI.to(dtype), packed, bias_O, "none", [], "")
 
 
 def has_onednn() -> bool:

@@ -1,6 +1,7 @@
-"""The parts of a router that run beside its requests: each is started again when it fails, and none ends the process.
+"""The parts of a process that run beside its requests: each is started again when it fails, and none ends the process.
 
 What a part was to tell (who is there, what is cached where) goes stale meanwhile; requests go on with what is known.
+Router and worker run theirs so; an engine is no such part (worker/lasting.py).
 """
 
 import asyncio
@@ -44,7 +45,7 @@ class Parts:
         now = self._clock()
         return {
             name: Failing(error, self.num_restarts[name])
-            for name, (error, since) in self._failed.items()
+            for name, (error, since) in dict(self._failed).items()  # a scrape asks from its own thread
             if now - since < _STEADY_S
         }
 
@@ -61,12 +62,12 @@ class Parts:
             try:
                 await work()
                 error = "it ended"
-                log.error("a part of the router ended; starting it again", extra={"fields": {"part": name}})
+                log.error("a part ended; starting it again", extra={"fields": {"part": name}})
             except (Exception, asyncio.CancelledError) as failure:
                 if is_cancelled():
                     raise
                 error = type(failure).__name__
-                log.exception("a part of the router broke; starting it again", extra={"fields": {"part": name}})
+                log.exception("a part broke; starting it again", extra={"fields": {"part": name}})
             if self._clock() - started >= _STEADY_S:
                 num_failed = 0
             num_failed += 1

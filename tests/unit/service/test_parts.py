@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from ostrya.router.parts import Failing, Parts, pause_s
+from ostrya.service.parts import Failing, Parts, pause_s
 from tests.fakes.pool import running
 from tests.fakes.waiting import until
 
@@ -44,7 +44,7 @@ async def test_a_part_that_fails_is_started_again_and_ends_no_other(caplog: pyte
             clock.now += 11
             assert parts.failing() == {}
             assert parts.num_restarts == {"bad": 1, "good": 0}
-    assert [record.message for record in caplog.records] == ["a part of the router broke; starting it again"]
+    assert [record.message for record in caplog.records] == ["a part broke; starting it again"]
 
 
 async def test_a_part_that_ends_has_failed_too() -> None:

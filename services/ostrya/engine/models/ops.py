@@ -1,0 +1,63 @@
+"""The seam between what a model computes (decoder.py) and how a backend does it: in place or not, in which weight
+layout, by which kernel, on how many devices.
+
+Shapes: T tokens (padded), D hidden, N query heads, K KV heads, X = N + 2K heads of one fused product (queries, keys,
+values), H head dim, E = N * H, F a gate and what it gates side by side.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import torch
+
+from ostrya.engine.models.spec import Activation, Attention
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+"""x_TI of any float dtype -> y_TO in the dtype of the weights."""
+Norm = Callable[[torch.Tensor], torch.Tensor]
+"""Root-mean-square norm over the last dimension, float32 to float32: x * weight / sqrt(mean(x^2) + eps)."""
+Embedding = Callable[[torch.Tensor], torch.Tensor]
+"""token_ids_T -> x_TD in float32."""
+
+Kv = TypeVar("Kv")
+"""What a backend keeps of one layer's keys and values."""
+
+
+class Builder(Protocol):
+    """Makes operations of weights while a model is read. Takes over the tensors it is given."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it wants matrices and biases; norms come in float32."""
+        ...
+
+    def linear(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> Linear: ...
+
+    def embedding(self, table_VD: torch.Tensor, scale: float) -> Embedding: ...
+
+    def norm(self, weight: torch.Tensor, eps: float) -> Norm:
+        """`weight` is [D], or [heads, D] where each head has its own."""
+        ...
+
+
+class Ops(Protocol[Kv]):
+    """The operations of one step. The first tensor of each may be overwritten by its result, and only that."""
+
+    def add(self, x_TD: torch.Tensor, y_TD: torch.Tensor) -> torch.Tensor:
+        """x + y in float32: the residual stream."""
+        ...
+
+    def gate(self, gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """activation(first half) * second half."""
+        ...
+
+    def rotate(self, qkv_TXH: torch.Tensor, mixer: Attention, norm: Norm | None) -> torch.Tensor:
+        """Queries and keys normed, then turned by their tokens' positions; the pairs of a head lie side by side."""
+        ...
+
+    def attend(self, qkv_TXH: torch.Tensor, mixer: Attention, kv: Kv) -> tuple[torch.Tensor, Kv]:
+        """Keeps this step's keys and values; then out_TE, attention of each row over its own, heads side by side.
+
+        The result is overwritten by the next call.
+        """
+        ...

@@ -1,0 +1,68 @@
+"""One model file, two backends: the CPU's operations in place and plain functional ones give the same tokens, and what
+a compiling backend would trace holds nothing that it cannot run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ostrya.capacity.hf_config import read_spec
+from ostrya.engine.backends.cpu import load_runner
+from ostrya.engine.config import EngineConfig
+from ostrya.engine.models.decoder import layer
+from ostrya.engine.models.source import open_source
+from tests.numerics.driver import Driver, row_plan
+from tests.numerics.reference import ReferenceOps, ReferenceRunner, empty_pages
+from tests.unit.engine.models.checkpoints import Tiny, write_directory, write_gguf
+
+TINY = Tiny()
+PAGE_SIZE, NUM_PAGES = 4, 64
+PROMPTS = [[(7 * row + 3 * at) % 90 + 3 for at in range(length)] for row, length in enumerate((5, 33, 1, 17))]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "m.gguf", TINY, TINY.weights())
+
+
+def test_both_backends_give_the_same_tokens(path: Path) -> None:
+    config = EngineConfig(
+        model_path=str(path),
+        model_name="tiny",
+        tokenizer_fingerprint="",
+        dtype="float32",
+        page_size=PAGE_SIZE,
+        num_pages=NUM_PAGES,
+        num_threads=1,
+    )
+    cpu, _ = load_runner(config)
+    plain = ReferenceRunner(open_source(path), num_pages=NUM_PAGES, page_size=PAGE_SIZE)
+    tokens = [
+        Driver(runner, page_size=PAGE_SIZE, context_tokens=64).generate(PROMPTS, num_new=8, chunk=16)
+        for runner in (cpu, plain)
+    ]
+    cpu.close()
+    assert tokens[0] == tokens[1]
+    assert len({token for row in tokens[0] for token in row}) > 8
+
+
+def test_a_traced_layer_writes_nothing_in_place_and_has_no_complex_numbers(path: Path) -> None:
+    runner = ReferenceRunner(open_source(path), num_pages=NUM_PAGES, page_size=PAGE_SIZE)
+    plan = row_plan(PROMPTS[1], page_size=PAGE_SIZE)
+    ops, [pages, _] = ReferenceOps.of(plan), empty_pages(runner.spec, num_pages=NUM_PAGES, page_size=PAGE_SIZE)
+
+    def computed(x_TD: torch.Tensor, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return layer(ops, runner.spec.layers[0], runner.weights.layers[0], x_TD, kv)
+
+    graph = make_fx(computed)(torch.ones(plan.bucket.tokens, TINY.hidden_size), pages).graph
+    called = [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    assert len(called) > 20
+    assert [str(node.target) for node in called if node.target._schema.is_mutable] == []
+    values = [node.meta["val"] for node in called if isinstance(node.meta["val"], torch.Tensor)]
+    assert not any(value.is_complex() for value in values)
+
+
+def test_capacity_counts_the_model_that_the_engine_runs(tmp_path: Path) -> None:
+    directory = write_directory(tmp_path / "m", TINY, TINY.weights())
+    assert open_source(directory).spec.model_spec("m") == read_spec(directory / "config.json")
