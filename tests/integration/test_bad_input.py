@@ -94,10 +94,11 @@ async def test_a_refused_field_is_named_in_bad_request(stack: RunningStack) -> N
 
 
 async def test_a_form_several_answers_and_log_probabilities_come_from_the_real_model(stack: RunningStack) -> None:
-    schema = {
+    schema: dict[str, object] = {
         "type": "object",
         "properties": {"sky": {"enum": ["blue", "green"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
         "required": ["sky", "n"],
+        "additionalProperties": False,
     }
     async with AsyncClient(stack.target) as client:
         stream = client.generate(
