@@ -36,17 +36,11 @@ from ostrya.engine.waiting import Waiting, by_rank
 from ostrya.errors import InvalidRequest
 from ostrya.prefix.chain import ChainKey, root
 
-NOMINAL_TOKENS_PER_S = 1000.0
-"""While nobody has measured how fast prompts are computed."""
-
-
-def _by_priority(sequence: Sequence) -> int:
-    return sequence.rank[0]
-
-
 if TYPE_CHECKING:
     from ostrya.engine.grammar import Matcher
 
+NOMINAL_TOKENS_PER_S = 1000.0
+"""While nobody has measured how fast prompts are computed."""
 NO_SCORES: Mapping[int, RowScores] = MappingProxyType({})
 NO_ROW_SCORES = RowScores()
 
@@ -388,3 +382,7 @@ class Scheduler:
         sequence.slot = -1
         sequence.pages = []
         sequence.num_computed = 0
+
+
+def _by_priority(sequence: Sequence) -> int:
+    return sequence.rank[0]
