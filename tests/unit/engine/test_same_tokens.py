@@ -27,6 +27,7 @@ class Ask:
     """Of the tokens it would have, this one is a stop token."""
     wants: Mapping[str, object] = field(default_factory=dict)
     """More fields of Sampling."""
+    priority: int = 0
 
     def submit(self, bench: Bench, request_id: str, *, stop_token_ids: frozenset[int] = frozenset()) -> None:
         bench.submit(
@@ -36,6 +37,7 @@ class Ask:
             temperature=self.temperature,
             seed=self.seed,
             stop_token_ids=stop_token_ids,
+            priority=self.priority,
             **self.wants,  # type: ignore[arg-type]
         )
 
@@ -149,7 +151,10 @@ def test_random_history_keeps_every_invariant(seed: int, num_pages: int) -> None
         prompts[name] = [rng.randrange(2) for _ in range(rng.randrange(1, 30))]
         stop = frozenset({rng.randrange(1000) for _ in range(100)})
         priority = rng.choice([0, 0, 1, -1])
-        bench.submit(name, prompts[name], max_tokens=rng.randrange(1, 20), stop_token_ids=stop, priority=priority)
+        wants = rng.choice(OVERLAPPING + NEEDING_HOST)
+        Ask(tuple(prompts[name]), rng.randrange(1, 20), 0.0, 0, wants=wants, priority=priority).submit(
+            bench, name, stop_token_ids=stop
+        )
 
     for turn in range(60):
         match rng.choice(["submit", "step", "step", "abort", "abort in flight", "submit in flight"]):
