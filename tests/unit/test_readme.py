@@ -15,6 +15,7 @@ from ostrya.capacity.estimate import held_out_errors, residuals
 from ostrya.router.metrics import KubernetesMetrics, RouterMetrics
 from ostrya.service.metrics import MetricsEndpoint
 from ostrya.worker.metrics import WorkerMetrics
+from ostrya.worker.usage import EngineUsage
 from tests.fakes.router import FakeRouter
 
 ROOT = Path(__file__).parents[2]
@@ -43,10 +44,11 @@ def test_a_program_runs_as_pasted(name: str, max_lines: int) -> None:
 def rows(registry: CollectorRegistry) -> Iterator[str]:
     # The registry's public side shows a labelled metric's labels only after it has been used.
     for metric in registry._collector_to_names:
-        assert isinstance(metric, MetricWrapperBase)
-        (family,) = metric.describe()
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        yield f"| `{name}` | {family.type} | {', '.join(metric._labelnames)} | {family.documentation} |"
+        assert isinstance(metric, MetricWrapperBase | EngineUsage)
+        for family in metric.describe():
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            labels = metric._labelnames if isinstance(metric, MetricWrapperBase) else ("model",)
+            yield f"| `{name}` | {family.type} | {', '.join(labels)} | {family.documentation} |"
 
 
 def test_the_metrics_table_is_what_the_processes_export() -> None:

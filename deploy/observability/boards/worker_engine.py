@@ -1,7 +1,7 @@
 """Worker and engine: what each replica does with its steps, its tokens and its pages."""
 
 from deploy.observability.panels import TOKENS_PER_S, Board, Panel, Query, Row, Step
-from deploy.observability.promql import mean, quantile, rate, ratio, worker, worker_process
+from deploy.observability.promql import RANGE, mean, quantile, rate, ratio, worker, worker_process
 
 PER_REPLICA = "{{replica}}"
 
@@ -109,11 +109,31 @@ STEPS = Row(
             width=6,
         ),
         Panel(
+            title="What a step takes",
+            text="Learned from steps: a base, and so much for each row, for 1,000 prompt tokens and for 1,000 KV "
+            "tokens. Where steps never differ, only the sum means something. All 0: too few steps were seen.",
+            queries=(
+                *(
+                    Query(f"max by (replica) ({worker('step_time_fit_seconds', part=part)})", f"{{{{replica}}}} {part}")
+                    for part in ("base", "row")
+                ),
+                *(
+                    Query(
+                        f"1000 * max by (replica) ({worker('step_time_fit_seconds', part=f'{part}_token')})",
+                        f"{{{{replica}}}} 1,000 {part} tokens",
+                    )
+                    for part in ("prefill", "kv")
+                ),
+            ),
+            unit="s",
+            width=12,
+        ),
+        Panel(
             title="Steps",
             text="Steps of the engine. 0 with running requests is a stalled engine.",
             queries=(Query(rate(worker("steps_total"), "replica"), PER_REPLICA),),
             unit="ops",
-            width=6,
+            width=12,
         ),
         Panel(
             title="Since the step loop spoke",
@@ -122,7 +142,7 @@ STEPS = Row(
             queries=(Query(f"max by (replica) ({worker('engine_report_age_seconds')})", PER_REPLICA),),
             unit="s",
             steps=(Step(10, "red"),),
-            width=6,
+            width=12,
         ),
     ),
 )
@@ -219,7 +239,7 @@ FAULTS = Row(
             text="Requests put back to the queue because pages ran out; their work is done twice. Should be 0.",
             queries=(Query(rate(worker("preemptions_total"), "replica"), PER_REPLICA),),
             unit="ops",
-            width=6,
+            width=8,
         ),
         Panel(
             title="Cancelled",
@@ -227,24 +247,38 @@ FAULTS = Row(
             "engine = the engine failed. The last two are faults.",
             queries=(Query(rate(worker("cancelled_requests_total"), "cause"), "{{cause}}"),),
             unit="reqps",
-            width=6,
+            width=8,
+        ),
+        Panel(
+            title="Pages that do not add up",
+            text="Times that KV pages were lost or still referenced while the engine had nothing to do, at most one "
+            "look a minute. Must be 0; else pages run out in time, and a restart of the worker gives them back.",
+            queries=(Query(f"sum by (replica) (increase({worker('page_leaks_total')}[{RANGE}]))", PER_REPLICA),),
+            steps=(Step(1, "red"),),
+            decimals=0,
+            width=8,
         ),
         Panel(
             title="Memory",
-            text="Resident memory of the worker process, without its engine. A line that only rises is a leak.",
-            queries=(Query(f"sum by (replica) ({worker_process('process_resident_memory_bytes')})", PER_REPLICA),),
+            text="Resident memory of the worker process and of its engine, which holds weights and KV pages. A line "
+            "that only rises is a leak.",
+            queries=(
+                Query(f"sum by (replica) ({worker_process('process_resident_memory_bytes')})", "{{replica}} worker"),
+                Query(f"sum by (replica) ({worker('engine_resident_memory_bytes')})", "{{replica}} engine"),
+            ),
             unit="bytes",
-            width=6,
+            width=12,
         ),
         Panel(
             title="CPU and asyncio tasks",
-            text="Cores used by the worker process, and its asyncio tasks: about one a stream. Tasks that do not fall "
-            "when the traffic does are leaked streams.",
+            text="Cores used by the worker process and by its engine, and the worker's asyncio tasks: about one a "
+            "stream. Tasks that do not fall when the traffic does are leaked streams.",
             queries=(
-                Query(rate(worker_process("process_cpu_seconds_total"), "replica"), "{{replica}} cores"),
+                Query(rate(worker_process("process_cpu_seconds_total"), "replica"), "{{replica}} worker cores"),
+                Query(rate(worker("engine_cpu_seconds_total"), "replica"), "{{replica}} engine cores"),
                 Query(f"sum by (replica) ({worker_process('ostrya_process_tasks')})", "{{replica}} tasks"),
             ),
-            width=6,
+            width=12,
         ),
     ),
 )

@@ -18,7 +18,8 @@ from ostrya.engine.config import EngineConfig
 from ostrya.engine.pacing import Pacing
 from ostrya.engine.plan import StepPlan
 from ostrya.engine.scheduler import NO_SCORES, NOMINAL_TOKENS_PER_S, Scheduler
-from ostrya.engine.types import EngineRequest, Load, RequestId, Shape, StepReport
+from ostrya.engine.step_time import StepTimeFit, work
+from ostrya.engine.types import EngineRequest, Load, RequestId, Shape, StepReport, Work
 
 if TYPE_CHECKING:
     from ostrya.engine.grammar import Matcher
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 PLAN_AT_RATIO, PLAN_AHEAD_S = 0.75, 0.002
 """The next step is planned when so much of the running one has passed, and this much earlier: ten times what planning
 costs, for a machine whose cores are busy."""
+CHECK_EVERY_S = 60.0
+"""Between two looks at the pages of an idle engine."""
 Wait = Callable[[StepHandle, float | None], None]
 """Returns when the step is done, or when the clock says the time given; until then it may submit and abort."""
 
@@ -43,6 +46,8 @@ class _Launched:
     started_s: float
     num_shapes: int
     num_late_shapes: int
+    compiles: bool
+    """Its time says nothing about the next one's."""
 
     @property
     def shape(self) -> Shape:
@@ -71,6 +76,9 @@ class Engine:
         self._ended_s = float("-inf")
         """When the last step that was committed ended."""
         self._pacing = Pacing(max_inter_token_s=config.max_inter_token_s)
+        self._step_time = StepTimeFit()
+        self._checked_s = float("-inf")
+        self._num_page_leaks = 0
         self._num_steps = 0
         self._num_scheduled_tokens = 0
         self._num_padded_tokens = 0
@@ -95,6 +103,7 @@ class Engine:
     def step(self, wait: Wait = _block_in_tokens) -> StepReport | None:
         """Ends one step, the oldest, and with overlap launches the next beside it; None when there is nothing to do."""
         if not self._in_flight and not self._launch():
+            self._check_pages()
             return None
         step = self._in_flight[0]
         if self._overlap:
@@ -110,7 +119,9 @@ class Engine:
         outputs = self.scheduler.commit(
             tokens, now=ended_s, scores=NO_SCORES if scores is None else scoring.by_row(step.plan, scores)
         )
-        self._measure(step.plan, step_s=step_s)
+        done = work(step.plan)
+        expected_s = 0.0 if step.compiles else self._step_time.expected_s(done)
+        self._measure(step, done, step_s=step_s)
         events = self.scheduler.take_events()
         load = self.load()
         self._in_flight.popleft()
@@ -122,6 +133,8 @@ class Engine:
             step_s=step_s,
             batch_size=step.plan.num_rows,
             shape=step.shape,
+            work=done,
+            expected_s=expected_s,
         )
 
     def load(self) -> Load:
@@ -136,6 +149,8 @@ class Engine:
             num_padded_tokens=self._num_padded_tokens,
             num_shapes=shapes.num_shapes,
             num_late_shapes=shapes.num_late_shapes,
+            num_page_leaks=self._num_page_leaks,
+            step_time=self._step_time.step_time,
         )
 
     def close(self) -> None:
@@ -151,9 +166,11 @@ class Engine:
         )
         if plan is None:
             return False
-        handle = self._runner.execute(plan)
         runner = self._runner
-        self._in_flight.append(_Launched(plan, handle, started_s, runner.num_shapes, runner.num_late_shapes))
+        num_late = runner.num_late_shapes
+        handle = runner.execute(plan)
+        compiles = runner.num_late_shapes > num_late
+        self._in_flight.append(_Launched(plan, handle, started_s, runner.num_shapes, runner.num_late_shapes, compiles))
         return True
 
     def _wait_to_plan(self, step: _Launched, wait: Wait) -> None:
@@ -164,8 +181,17 @@ class Engine:
         if plan_at_s > self._clock():
             wait(step.handle, plan_at_s)
 
-    def _measure(self, plan: StepPlan, *, step_s: float) -> None:
+    def _measure(self, step: _Launched, done: Work, *, step_s: float) -> None:
+        plan = step.plan
         self._pacing.learn(plan, step_s)
+        if not step.compiles:
+            self._step_time.learn(done, step_s)
         self._num_steps += 1
         self._num_scheduled_tokens += plan.num_tokens
         self._num_padded_tokens += plan.bucket.tokens
+
+    def _check_pages(self) -> None:
+        now = self._clock()
+        if self.scheduler.is_idle and now - self._checked_s >= CHECK_EVERY_S:
+            self._checked_s = now
+            self._num_page_leaks += not self.scheduler.pool.is_unused

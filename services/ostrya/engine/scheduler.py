@@ -127,6 +127,11 @@ class Scheduler:
         if sequence is not None:
             self._end(sequence)
 
+    @property
+    def is_idle(self) -> bool:
+        """No request is here, and no step in flight."""
+        return not self._sequences and not self._in_flight
+
     def plan(
         self, *, now: float, prefill_limit: int | None = None, tokens_per_s: float = NOMINAL_TOKENS_PER_S
     ) -> StepPlan | None:

@@ -97,6 +97,34 @@ class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """With the first token, if asked for: one for each prompt token but the first."""
 
 
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step computes, padding not counted."""
+
+    rows: int
+    prefill_tokens: int
+    """Prompt tokens of chunks; a row of one token counts as a row alone."""
+    kv_tokens: int
+    """That its rows attend to, the new ones included."""
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """A step takes base_s plus so much for each row, prompt token and KV token; all 0 = not yet known."""
+
+    base_s: float = 0.0
+    row_s: float = 0.0
+    prefill_token_s: float = 0.0
+    kv_token_s: float = 0.0
+
+    def seconds(self, work: Work) -> float:
+        """Of a step that computes `work`."""
+        return (
+            self.base_s
+            + self.row_s * work.rows
+            + self.prefill_token_s * work.prefill_tokens
+            + self.kv_token_s * work.kv_tokens
+        )
+
+
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine is busy with, and counters since its start. Page counts: free + reusable + referenced = total."""
 
@@ -121,6 +149,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Distinct buckets executed or compiled so far."""
     num_late_shapes: int = 0
     """Shapes first seen after warm-up: each one is a fault."""
+    num_page_leaks: int = 0
+    """Looks at the idle engine that found pages lost or referenced: each one is a fault."""
+    step_time: StepTime = StepTime()
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -145,6 +176,10 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int = 0
     shape: Shape | None = None
     """Of the step that ended; in a heartbeat, of the one that runs now. None: none runs."""
+    work: Work | None = None
+    """Of the step that ended."""
+    expected_s: float = 0.0
+    """How long it should have taken; 0 = not known, or it compiled."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

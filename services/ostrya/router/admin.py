@@ -221,6 +221,10 @@ def _load(load: Load) -> common_pb2.LoadReport:
         prefill_tokens_per_s=load.prefill_tokens_per_s,
         queried_tokens_total=load.queried_tokens,
         hit_tokens_total=load.hit_tokens,
+        step_base_s=load.step_base_s,
+        step_row_s=load.step_row_s,
+        step_prefill_token_s=load.step_prefill_token_s,
+        step_kv_token_s=load.step_kv_token_s,
     )
 
 

@@ -15,6 +15,9 @@ MAX_TOTAL = 2**64 - 1
 MAX_TOKENS_PER_S = 1e9
 """No replica prefills faster."""
 
+MAX_STEP_S = 3600.0
+"""No step takes longer, nor any part of one."""
+
 MAX_CLOCK_OFFSET_S = 1e9
 """Thirty years: clocks that are further apart were never set."""
 
@@ -30,6 +33,10 @@ def load(
     prefill_tokens_per_s: float,
     queried_tokens: float,
     hit_tokens: float,
+    step_base_s: float,
+    step_row_s: float,
+    step_prefill_token_s: float,
+    step_kv_token_s: float,
 ) -> Load:
     """A load that can be calculated with, whatever was told."""
     return Load(
@@ -42,6 +49,10 @@ def load(
         prefill_tokens_per_s=_within(prefill_tokens_per_s, 0.0, MAX_TOKENS_PER_S),
         queried_tokens=count(queried_tokens, most=MAX_TOTAL),
         hit_tokens=count(hit_tokens, most=MAX_TOTAL),
+        step_base_s=_within(step_base_s, 0.0, MAX_STEP_S),
+        step_row_s=_within(step_row_s, 0.0, MAX_STEP_S),
+        step_prefill_token_s=_within(step_prefill_token_s, 0.0, MAX_STEP_S),
+        step_kv_token_s=_within(step_kv_token_s, 0.0, MAX_STEP_S),
     )
 
 

@@ -324,4 +324,8 @@ def load_of(report: LoadReport) -> Load:
         prefill_tokens_per_s=report.prefill_tokens_per_s,
         queried_tokens=report.queried_tokens_total,
         hit_tokens=report.hit_tokens_total,
+        step_base_s=report.step_base_s,
+        step_row_s=report.step_row_s,
+        step_prefill_token_s=report.step_prefill_token_s,
+        step_kv_token_s=report.step_kv_token_s,
     )

@@ -265,4 +265,8 @@ def _load(row: LoadRow) -> Load:
         prefill_tokens_per_s=row.prefill_tokens_per_s,
         queried_tokens=row.queried_tokens,
         hit_tokens=row.hit_tokens,
+        step_base_s=row.step_base_s,
+        step_row_s=row.step_row_s,
+        step_prefill_token_s=row.step_prefill_token_s,
+        step_kv_token_s=row.step_kv_token_s,
     )

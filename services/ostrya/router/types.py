@@ -68,6 +68,11 @@ class Load:
     prefill_tokens_per_s: float = 0.0
     queried_tokens: int = 0
     hit_tokens: int = 0
+    step_base_s: float = 0.0
+    """A step takes that, plus so much for each row, prompt token and KV token in it; all 0 = not told."""
+    step_row_s: float = 0.0
+    step_prefill_token_s: float = 0.0
+    step_kv_token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

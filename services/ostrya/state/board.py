@@ -23,6 +23,10 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     prefill_tokens_per_s: float = 0.0
     queried_tokens: int = 0
     hit_tokens: int = 0
+    step_base_s: float = 0.0
+    step_row_s: float = 0.0
+    step_prefill_token_s: float = 0.0
+    step_kv_token_s: float = 0.0
 
 
 def put(pool: str, worker_id: str, row: LoadRow) -> list[Command]:

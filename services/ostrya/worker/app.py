@@ -32,6 +32,7 @@ from ostrya.worker.aliases import VllmAliases
 from ostrya.worker.lasting import Cause, LastingEngine, Start
 from ostrya.worker.metrics import WorkerMetrics
 from ostrya.worker.publisher import Publisher
+from ostrya.worker.remarks import Remarks
 from ostrya.worker.servicer import WorkerServicer
 from ostrya.worker.settings import WorkerSettings
 
@@ -125,9 +126,11 @@ class _Worker:
             tracer=self._tracer,
         )
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, self._server.server)
-        metrics.started(engine.info)
+        metrics.started(engine.info, pid=engine.pid)
         metrics.report_age.set_function(lambda: self._engine.report_age_s)
         self._engine.listen(metrics.report)
+        self._remarks = Remarks()
+        self._engine.listen(lambda report: self._remarks.report(report))
 
     async def run(self, stop: asyncio.Event, *, metrics_port: int) -> int:
         """Serves until `stop`, or until the engine keeps ending or the worker is fenced; then drains. The exit code.
@@ -209,7 +212,8 @@ class _Worker:
         self._server.hang_up()
 
     async def _engine_back(self, info: EngineInfo) -> None:
-        self._metrics.started(info)
+        self._remarks = Remarks()
+        self._metrics.started(info, pid=self._engine.pid)
         await self._servicer.hear_pulse(is_alive=True)
 
     def _member(self, address: str) -> Member:

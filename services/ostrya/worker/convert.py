@@ -188,4 +188,8 @@ def load_report(load: Load) -> common_pb2.LoadReport:
         prefill_tokens_per_s=load.prefill_tokens_per_s,
         queried_tokens_total=load.queried_tokens,
         hit_tokens_total=load.hit_tokens,
+        step_base_s=load.step_time.base_s,
+        step_row_s=load.step_time.row_s,
+        step_prefill_token_s=load.step_time.prefill_token_s,
+        step_kv_token_s=load.step_time.kv_token_s,
     )

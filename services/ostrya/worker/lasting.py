@@ -81,6 +81,11 @@ class LastingEngine:
         return self._process.info
 
     @property
+    def pid(self) -> int:
+        """Of the process that is there now, or of the last that was."""
+        return self._process.pid
+
+    @property
     def load(self) -> Load:
         """Nothing while no process is there."""
         return self._process.load if self._is_up else Load()

@@ -15,6 +15,7 @@ from ostrya.fetch.report import PHASES, StartReport
 from ostrya.state.connection import Refusal
 from ostrya.worker import lasting
 from ostrya.worker.families import Families
+from ostrya.worker.usage import EngineUsage
 
 Cause = Literal["client", "deadline", "drain", "engine"]
 State = Literal["starting", "ready", "cordoned", "draining", "restarting", "dead"]
@@ -62,6 +63,16 @@ class WorkerMetrics:
             ("phase", ("warmup", "serving")),
             ("cache", ("hit", "miss")),
         )
+        self.page_leaks = make.counter(
+            "page_leaks", "Looks at the idle engine that found KV pages lost or referenced; each one is a fault."
+        )
+        self.step_time = make.gauges(
+            "step_time_fit_seconds",
+            "What a step takes, learned from steps: base, and for each row, prompt token and KV token in it.",
+            "part",
+            ("base", "row", "prefill_token", "kv_token"),
+        )
+        self.usage = EngineUsage(registry, model=model)
         self.events = make.counters(
             "cache_events_published", "Resume points told to the routers.", "type", ("stored", "removed")
         )
@@ -124,8 +135,9 @@ class WorkerMetrics:
             self.phases[report.phase].set(report.seconds)
             self.startup_cache[report.phase, report.result].inc()
 
-    def started(self, info: EngineInfo) -> None:
-        """What the engine said of itself."""
+    def started(self, info: EngineInfo, *, pid: int | None = None) -> None:
+        """What the engine said of itself, and which process it is."""
+        self.usage.pid = pid
         self.load_s.set(info.load_s)
         self.phases["load"].set(info.load_s)
         self.phases["warmup"].set(info.warmup_s)
@@ -134,6 +146,7 @@ class WorkerMetrics:
     def engine_lost(self, cause: lasting.Cause) -> None:
         """The process is gone and what it was busy with too; the next one counts from 0."""
         self.restarts[cause].inc()
+        self.usage.pid = None
         self._last = Load()
         self._load(Load())
 
@@ -165,6 +178,10 @@ class WorkerMetrics:
         self.kv_blocks["reusable"].set(load.reusable_pages)
         self.kv_blocks["referenced"].set(referenced)
         self.prefill_rate.set(load.prefill_tokens_per_s)
+        self.step_time["base"].set(load.step_time.base_s)
+        self.step_time["row"].set(load.step_time.row_s)
+        self.step_time["prefill_token"].set(load.step_time.prefill_token_s)
+        self.step_time["kv_token"].set(load.step_time.kv_token_s)
         self.shapes.set(load.num_shapes)
         self.waste.set(1 - load.num_scheduled_tokens / load.num_padded_tokens if load.num_padded_tokens else 0.0)
         last, self._last = self._last, load
@@ -174,6 +191,7 @@ class WorkerMetrics:
         self.steps.inc(load.num_steps - last.num_steps)
         self.scheduled.inc(load.num_scheduled_tokens - last.num_scheduled_tokens)
         self.padded.inc(load.num_padded_tokens - last.num_padded_tokens)
+        self.page_leaks.inc(load.num_page_leaks - last.num_page_leaks)
         num_late = load.num_late_shapes - last.num_late_shapes
         self.late_shapes.inc(num_late)
         # The one backend there is keeps no compile cache, so nothing is ever found in one.

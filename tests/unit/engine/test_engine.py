@@ -2,6 +2,7 @@
 
 import pytest
 
+from ostrya.engine.engine import CHECK_EVERY_S
 from tests.unit.engine.bench import Bench
 
 
@@ -69,3 +70,31 @@ def test_decode_rows_do_not_count_as_prefill() -> None:
     b.submit("prefilling", range(100, 130), max_tokens=1)
     b.step()
     assert b.engine.load().prefill_tokens_per_s == pytest.approx(30.0)
+
+
+class Clock:
+    """Stands until it is moved."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_pages_of_an_idle_engine_are_looked_at_once_a_minute_and_not_while_it_works() -> None:
+    clock = Clock()
+    b = Bench(clock=clock)
+    assert b.engine.step() is None
+    leaked = b.scheduler.pool.allocate()
+    clock.now_s += CHECK_EVERY_S - 1
+    assert b.engine.step() is None
+    assert b.engine.load().num_page_leaks == 0, "it was looked at less than a minute ago"
+    clock.now_s += 1
+    b.submit("a", range(4), max_tokens=3)
+    while b.engine.step() is not None:
+        assert b.engine.load().num_page_leaks == 0, "whoever works has pages"
+    assert b.engine.load().num_page_leaks == 1
+    b.scheduler.pool.release([leaked])
+    clock.now_s += CHECK_EVERY_S
+    assert b.engine.step() is None
+    assert b.engine.load().num_page_leaks == 1

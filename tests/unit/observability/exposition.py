@@ -8,6 +8,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from ostrya.router.metrics import KubernetesMetrics, RouterMetrics
 from ostrya.service.metrics import MetricsEndpoint
 from ostrya.worker.metrics import WorkerMetrics
+from ostrya.worker.usage import EngineUsage
 
 
 def families() -> dict[str, str]:
@@ -29,6 +30,5 @@ def sample_names() -> dict[str, str]:
 def _families(registry: CollectorRegistry) -> Iterator[tuple[str, str]]:
     # The registry's public side shows a labelled metric only after it has been used.
     for metric in registry._collector_to_names:
-        assert isinstance(metric, MetricWrapperBase)
-        (family,) = metric.describe()
-        yield family.name, family.type
+        assert isinstance(metric, MetricWrapperBase | EngineUsage)
+        yield from ((family.name, family.type) for family in metric.describe())

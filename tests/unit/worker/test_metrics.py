@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 
-from ostrya.engine.types import EngineInfo, FinishReason, Load, RequestId, SequenceOutput, StepReport
+from ostrya.engine.types import EngineInfo, FinishReason, Load, RequestId, SequenceOutput, StepReport, StepTime
 from ostrya.fetch.report import StartReport
 from ostrya.prefix.chain import RoutingDigest
 from ostrya.state.connection import Refusal
@@ -59,6 +59,26 @@ def test_engine_totals_are_added_as_differences() -> None:
         seen.metrics.report(StepReport(load=Load(hit_tokens=total, num_steps=total, num_preemptions=total)))
     assert seen.value("prefix_cache_hit_tokens_total") == 12
     assert seen.value("preemptions_total") == 12
+
+
+def test_how_long_steps_take_and_what_idle_checks_found_are_shown() -> None:
+    seen = Seen()
+    for num_page_leaks in (0, 1, 1):
+        load = Load(step_time=StepTime(0.4, 0.3, 0.2, 0.1), num_page_leaks=num_page_leaks)
+        seen.metrics.report(StepReport(load=load))
+    parts = ("base", "row", "prefill_token", "kv_token")
+    assert [seen.value("step_time_fit_seconds", part=part) for part in parts] == [0.4, 0.3, 0.2, 0.1]
+    assert seen.value("page_leaks_total") == 1
+    seen.metrics.engine_lost("died")
+    assert seen.value("step_time_fit_seconds", part="base") == 0
+
+
+def test_a_lost_engine_uses_nothing() -> None:
+    seen = Seen()
+    seen.metrics.started(INFO, pid=os.getpid())
+    assert seen.value("engine_resident_memory_bytes") > 0
+    seen.metrics.engine_lost("died")
+    assert seen.registry.get_sample_value("ostrya_worker_engine_resident_memory_bytes", {"model": "m"}) is None
 
 
 def test_pages_are_shown_by_state() -> None:

@@ -332,6 +332,10 @@ class LoadReport(_message.Message):
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     QUERIED_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     HIT_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    STEP_BASE_S_FIELD_NUMBER: _builtins.int
+    STEP_ROW_S_FIELD_NUMBER: _builtins.int
+    STEP_PREFILL_TOKEN_S_FIELD_NUMBER: _builtins.int
+    STEP_KV_TOKEN_S_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     num_waiting: _builtins.int
     queued_tokens: _builtins.int
@@ -344,6 +348,11 @@ class LoadReport(_message.Message):
     """Measured prefill rate, tokens a second; 0 = not yet measured."""
     queried_tokens_total: _builtins.int
     hit_tokens_total: _builtins.int
+    step_base_s: _builtins.float
+    """A step takes step_base_s plus so much for each row, prompt token and KV token in it; all 0 = not yet known."""
+    step_row_s: _builtins.float
+    step_prefill_token_s: _builtins.float
+    step_kv_token_s: _builtins.float
     def __init__(
         self,
         *,
@@ -356,10 +365,14 @@ class LoadReport(_message.Message):
         prefill_tokens_per_s: _builtins.float = ...,
         queried_tokens_total: _builtins.int = ...,
         hit_tokens_total: _builtins.int = ...,
+        step_base_s: _builtins.float = ...,
+        step_row_s: _builtins.float = ...,
+        step_prefill_token_s: _builtins.float = ...,
+        step_kv_token_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_pages", b"free_pages", "hit_tokens_total", b"hit_tokens_total", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queried_tokens_total", b"queried_tokens_total", "queued_tokens", b"queued_tokens", "reusable_pages", b"reusable_pages", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_pages", b"free_pages", "hit_tokens_total", b"hit_tokens_total", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queried_tokens_total", b"queried_tokens_total", "queued_tokens", b"queued_tokens", "reusable_pages", b"reusable_pages", "step_base_s", b"step_base_s", "step_kv_token_s", b"step_kv_token_s", "step_prefill_token_s", b"step_prefill_token_s", "step_row_s", b"step_row_s", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

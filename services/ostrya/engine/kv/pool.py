@@ -49,6 +49,12 @@ class PagePool:
         """Pages that allocate() can hand out."""
         return self.num_free + self.num_reusable
 
+    @property
+    def is_unused(self) -> bool:
+        """No page has a reference, and none is lost: what must hold when nothing runs. Cheap, unlike check()."""
+        has_references = self._num_references.count(0) < len(self._num_references)
+        return not has_references and self.num_available == self._total
+
     def is_reusable(self, page: PageId) -> bool:
         return page in self._reusable
 

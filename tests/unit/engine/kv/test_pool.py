@@ -69,3 +69,4 @@ def test_counts_add_up_after_any_history(history: list[tuple[str, int]]) -> None
             pool.release([held.pop(pick % len(held))])
         pool.check()
         assert pool.num_referenced == len(set(held))
+        assert pool.is_unused == (not held)
