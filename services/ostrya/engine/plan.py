@@ -27,21 +27,24 @@ class Entries:
     """Numbers for single tokens of single rows: [N] each, not padded (a backend with fixed shapes pads them)."""
 
     row: I32
+    """Ascending."""
     token: I32
     value: F32
 
-    def plus_one(self, rows: npt.NDArray[np.intp], tokens: I32) -> "Entries":
-        """With 1 more for each of these tokens."""
+    def plus_one(self, rows: I32, tokens: I32) -> "Entries":
+        """With 1 more for each of these tokens, at most one a row."""
         value, new = self.value.copy(), []
-        for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            here = np.flatnonzero((self.row == row) & (self.token == token))
-            value[here] += 1
+        begins, ends = (np.searchsorted(self.row, rows, side=side) for side in ("left", "right"))
+        for index, (begin, end, token) in enumerate(zip(begins.tolist(), ends.tolist(), tokens.tolist(), strict=True)):
+            here = np.flatnonzero(self.token[begin:end] == token)
+            value[begin + here] += 1
             if not len(here):
                 new.append(index)
+        at = ends[new]
         return Entries(
-            row=np.append(self.row, rows[new]).astype(np.int32),
-            token=np.append(self.token, tokens[new]),
-            value=np.append(value, np.ones(len(new), np.float32)),
+            row=np.insert(self.row, at, rows[new]),
+            token=np.insert(self.token, at, tokens[new]),
+            value=np.insert(value, at, 1),
         )
 
 
@@ -162,6 +165,6 @@ def fed_forward(plan: StepPlan, last_tokens: I32) -> StepPlan:
     processors = plan.processors
     if processors is not None:
         own_source = plan.token_source[plan.logits_index]
-        rows = np.flatnonzero(processors.has_penalty & (own_source >= 0))
+        rows = np.flatnonzero(processors.has_penalty & (own_source >= 0)).astype(np.int32)
         processors = replace(processors, seen=processors.seen.plus_one(rows, last_tokens[own_source[rows]]))
     return replace(plan, token_ids=token_ids, token_source=np.full_like(plan.token_source, -1), processors=processors)
