@@ -68,7 +68,7 @@ async def refusal(target: str, request: Request) -> grpc.aio.AioRpcError:
     async with channel(target, max_message_bytes=64 << 20) as open_channel:
         stub = inference_pb2_grpc.InferenceServiceStub(open_channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in stub.Generate(request, timeout=30):
+            async for _ in stub.Generate(request, timeout=30, wait_for_ready=True):
                 pass
     return caught.value
 
