@@ -34,7 +34,7 @@ check: $(SERVING)  ## the same stack through the acceptance scenario
 	$(BIN)/ostrya up --check
 
 test: $(STAMP)  ## lint and all tests but tests/ops, in parallel; those that measure run alone afterwards
-	$(MAKE) --jobs=2 --output-sync=target lint test-beside
+	$(MAKE) --jobs=2 lint test-beside
 	$(PYTEST) -m alone $(call ALONE,tests --exclude-dir=ops)
 
 test-beside: $(STAMP)

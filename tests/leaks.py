@@ -87,6 +87,8 @@ class Ledger:
         while found and time.monotonic() < deadline:
             time.sleep(_POLL_S)
             found &= alive()
+            if found.threads:
+                gc.collect()  # a thread holds what it ran, and so the pool that it waits for, until it runs again
         return found
 
 

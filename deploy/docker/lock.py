@@ -46,7 +46,9 @@ class Lock:
 
 LOCKS: Mapping[str, Lock] = {
     # A router loads no weights: it reads a tokenizer and a chat template.
-    "router": Lock(extras=("kubernetes", "tracing", "fetch"), without=("torch", "numpy", "gguf", "safetensors")),
+    "router": Lock(
+        extras=("kubernetes", "tracing", "fetch"), without=("torch", "numpy", "gguf", "llguidance", "safetensors")
+    ),
     "worker-cpu": Lock(extras=("tracing", "fetch"), own=(CPU_TORCH,)),
     # libtpu, which a TPU host needs, is an extra of torch_xla: only that version of it is known to fit.
     "worker-xla": Lock(extras=("xla", "tracing", "fetch"), own=("torch_xla[tpu]==2.9.0",)),

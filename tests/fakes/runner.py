@@ -2,8 +2,8 @@
 
 Each KV slot holds a hash of the token, its position and all slots before it, as they were read through the row's own
 page table when the token was computed. So a wrong page, a page that was overwritten, or one that was not written yet
-changes every token after it. Masks of grammars are kept. `load_runner` and its relatives are factories for the engine
-process ("tests.fakes.runner:load_runner").
+changes every token after it. The same goes for all that the plan's processors say of a row; what they forbid is never
+chosen. `load_runner` and its relatives are factories for the engine process ("tests.fakes.runner:load_runner").
 """
 
 import os
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostrya.engine.config import EngineConfig
-from ostrya.engine.plan import Bucket, Scores, StepPlan, fed_forward
+from ostrya.engine.plan import Bucket, Processors, Scores, Scoring, StepPlan, fed_forward
 from ostrya.errors import ModelLoadError
 
 VOCAB_SIZE = 1000
@@ -25,6 +25,8 @@ CONTEXT_TOKENS = 2048
 EOS = 2
 UNWRITTEN = -1
 MASK = (1 << 61) - 1
+
+StepResult = tuple[npt.NDArray[np.int32], Scores | None]
 
 
 def _mix(state: int, value: int) -> int:
@@ -34,8 +36,8 @@ def _mix(state: int, value: int) -> int:
 class FakeHandle:
     """Done at `done_s`; what the step computes is computed when somebody asks."""
 
-    def __init__(self, compute: Callable[[], npt.NDArray[np.int32]], *, done_s: float) -> None:
-        self._compute = compute
+    def __init__(self, compute: Callable[[], StepResult], *, done_s: float) -> None:
+        self.compute = compute
         self._done_s = done_s
 
     def done(self) -> bool:
@@ -43,10 +45,10 @@ class FakeHandle:
 
     def tokens(self) -> npt.NDArray[np.int32]:
         time.sleep(max(0.0, self._done_s - time.monotonic()))
-        return self._compute()
+        return self.compute()[0]
 
     def scores(self) -> Scores | None:
-        return None
+        return self.compute()[1]
 
 
 class FakeRunner:
@@ -61,7 +63,7 @@ class FakeRunner:
         self._slots = [UNWRITTEN] * (num_pages * page_size)
         self._warm: set[Bucket] = set()
         self._seen: set[Bucket] = set()
-        self._tokens: list[npt.NDArray[np.int32]] = []
+        self._results: list[StepResult] = []
         self._done_s = 0.0
         self.plans: list[StepPlan] = []
         self.closed = False
@@ -83,30 +85,28 @@ class FakeRunner:
         self._done_s = max(time.monotonic(), self._done_s) + self._step_s
         return FakeHandle(partial(self._compute, len(self.plans) - 1), done_s=self._done_s)
 
-    def _compute(self, number: int) -> npt.NDArray[np.int32]:
-        while len(self._tokens) <= number:
-            self._tokens.append(self._run(self.plans[len(self._tokens)]))
-        return self._tokens[number]
+    def _compute(self, number: int) -> StepResult:
+        while len(self._results) <= number:
+            self._results.append(self._run(self.plans[len(self._results)]))
+        return self._results[number]
 
-    def _run(self, plan: StepPlan) -> npt.NDArray[np.int32]:
-        if self._tokens:
-            plan = fed_forward(plan, self._tokens[-1])
-        tokens = np.full(plan.bucket.rows, -7, np.int32)
+    def _run(self, plan: StepPlan) -> StepResult:
+        if self._results:
+            plan = fed_forward(plan, self._results[-1][0])
         for slot in plan.slot_mapping[plan.num_tokens :].tolist():
             assert slot < self._page_size, "padding writes outside the scratch page"
+        states = [state for row in range(plan.num_rows) for state in self._run_row(plan, row)]
+        tokens = np.full(plan.bucket.rows, -7, np.int32)
         for row in range(plan.num_rows):
-            tokens[row] = self._run_row(plan, row)
-        if plan.processors is not None and (mask := plan.processors.mask) is not None:
-            for row, words in zip(mask.row.tolist(), mask.words, strict=True):
-                allowed = np.unpackbits(words.view(np.uint8), bitorder="little").nonzero()[0]
-                tokens[row] = allowed[tokens[row] % len(allowed)]
-        return tokens
+            tokens[row] = _choose(plan, row, states[plan.logits_index[row]])
+        return tokens, None if plan.scoring is None else _scores(plan.scoring, plan.logits_index, states, tokens)
 
     def close(self) -> None:
         self.closed = True
 
-    def _run_row(self, plan: StepPlan, row: int) -> int:
-        state = 0
+    def _run_row(self, plan: StepPlan, row: int) -> list[int]:
+        """The state after each token."""
+        state, states = 0, []
         first, end = int(plan.query_start[row]), int(plan.query_start[row + 1])
         num_before = int(plan.kv_lens[row]) - (end - first)
         for position in range(num_before):
@@ -120,11 +120,63 @@ class FakeRunner:
             assert slot == self._slot(plan, row, position) >= self._page_size
             self._slots[slot] = _mix(_mix(state, int(plan.token_ids[index])), position)
             state = _mix(state, self._slots[slot])
-        noise = int(plan.uniform[row] * 2**24) if plan.temperature[row] > 0 else 0
-        return (_mix(state, noise) >> 20) % VOCAB_SIZE
+            states.append(state)
+        return states
 
     def _slot(self, plan: StepPlan, row: int, position: int) -> int:
         return int(plan.page_table[row, position // self._page_size]) * self._page_size + position % self._page_size
+
+
+def _choose(plan: StepPlan, row: int, state: int) -> int:
+    noise = int(plan.uniform[row] * 2**24) if plan.temperature[row] > 0 else 0
+    allowed = np.ones(VOCAB_SIZE, np.bool_)
+    if plan.processors is not None:
+        state = _wishes(plan.processors, row, state)
+        _forbid(plan.processors, row, allowed)
+    candidates = allowed.nonzero()[0]
+    return int(candidates[(_mix(state, noise) >> 20) % len(candidates)]) if len(candidates) else 0
+
+
+def _wishes(processors: Processors, row: int, state: int) -> int:
+    """The state and all numbers about the row; a row without any keeps its state, whatever the others want."""
+    for number, entries in enumerate((processors.bias, processors.seen)):
+        here = entries.row == row
+        for token, value in sorted(zip(entries.token[here].tolist(), _bits(entries.value[here]), strict=True)):
+            state = _mix(_mix(_mix(state, number), token), value)
+    penalties = (processors.repetition_penalty, processors.presence_penalty, processors.frequency_penalty)
+    for of_rows, none in zip((*penalties, processors.min_p, processors.typical_p), (1, 0, 0, 0, 1), strict=True):
+        if of_rows[row] != none:
+            state = _mix(state, _bits(of_rows[row : row + 1])[0])
+    return state
+
+
+def _bits(values: npt.NDArray[np.float32]) -> list[int]:
+    bits: list[int] = values.view(np.uint32).tolist()
+    return bits
+
+
+def _forbid(processors: Processors, row: int, allowed: npt.NDArray[np.bool_]) -> None:
+    bias = processors.bias
+    allowed[bias.token[(bias.row == row) & (bias.value == -np.inf)]] = False
+    if processors.mask is not None:
+        for words in processors.mask.words[processors.mask.row == row]:
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(allowed)]
+            allowed[: len(bits)] &= bits != 0
+            allowed[len(bits) :] = False
+
+
+def _scores(
+    scoring: Scoring, logits_index: npt.NDArray[np.int32], states: list[int], tokens: npt.NDArray[np.int32]
+) -> Scores:
+    """Numbers that depend on all before the token, and on the token."""
+    after = [states[index] for index in (*logits_index[scoring.row], *scoring.index)]
+    targets = (*tokens[scoring.row].tolist(), *scoring.target.tolist())
+    top = np.arange(int(scoring.num_top.max()))
+    return Scores(
+        logprob=np.array([-(_mix(state, at) % 999) for state, at in zip(after, targets, strict=True)], np.float32),
+        top_ids=np.array([(state % VOCAB_SIZE + top) % VOCAB_SIZE for state in after], np.int32),
+        top_logprobs=np.tile(-top.astype(np.float32), (len(after), 1)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +245,7 @@ class HangingRunner(FakeRunner):
 
     def execute(self, plan: StepPlan) -> FakeHandle:
         handle = super().execute(plan)
-        return handle if len(self.plans) < 30 else HangingHandle(handle.tokens, done_s=0)
+        return handle if len(self.plans) < 30 else HangingHandle(handle.compute, done_s=0)
 
 
 def load_hanging_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:

@@ -87,6 +87,7 @@ async def bed(
         router = router_of(addresses, changes, tokenizer)
         await stack.enter_async_context(router.serving())
         open_channel = await stack.enter_async_context(channel(f"127.0.0.1:{router.port}", max_message_bytes=16 << 20))
+        await open_channel.channel_ready()
         inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(open_channel)
         admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(open_channel)
         made = Bed(router, workers, inference, admin)

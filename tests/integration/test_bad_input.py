@@ -4,6 +4,7 @@ Each case checks the status, the message (what, value, limit) and that nothing i
 afterwards and no page stays referenced (`stack.idle`).
 """
 
+import json
 import math
 
 import grpc
@@ -11,12 +12,14 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from ostrya.api.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from ostrya.client import AsyncClient
 from ostrya.service import status
 from ostrya.service.server import channel
 from tests.integration.stack import RunningStack
 
 Request = inference_pb2.GenerateRequest
 Sampling = common_pb2.SamplingParams
+Form = common_pb2.StructuredOutput
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 MESSAGE = inference_pb2.ChatMessage(role="user", content="")
@@ -50,6 +53,13 @@ CASES: tuple[tuple[str, Request, grpc.StatusCode, tuple[str, ...]], ...] = (
     ("unknown model", Request(text="a", model="gpt-5"), grpc.StatusCode.NOT_FOUND, ("gpt-5", "smollm2-135m-instruct")),
     ("a long name", Request(text="a", model="g" * 9000), INVALID, ("model", "9000 characters", "256")),
     ("request id", Request(text="a", request_id="a b"), INVALID, ("'a b'", "without spaces")),
+    ("too many choices", Request(text="a", n=17), INVALID, ("n is 17", "1 to 16")),
+    (
+        "a form that is none",
+        Request(text="a", sampling=Sampling(structured=Form(json_schema='{"properties": {"a": {"type": "objec"}}}'))),
+        INVALID,
+        ("sampling.structured.json_schema", "objec", "/properties/a"),
+    ),
     ("bytes", Request(text="x" * (9 << 20)), grpc.StatusCode.RESOURCE_EXHAUSTED, (str(8 << 20),)),
 )
 
@@ -81,6 +91,32 @@ async def test_a_refused_field_is_named_in_bad_request(stack: RunningStack) -> N
     bad = error_details_pb2.BadRequest()
     assert any(detail.Unpack(bad) for detail in details)
     assert [violation.field for violation in bad.field_violations] == ["sampling.top_p"]
+
+
+async def test_a_form_several_answers_and_log_probabilities_come_from_the_real_model(stack: RunningStack) -> None:
+    schema: dict[str, object] = {
+        "type": "object",
+        "properties": {"sky": {"enum": ["blue", "green"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["sky", "n"],
+        "additionalProperties": False,
+    }
+    async with AsyncClient(stack.target) as client:
+        stream = client.generate(
+            "The sky as JSON: ",
+            structured={"json_schema": schema},
+            n=2,
+            logprobs=1,
+            max_tokens=60,
+            temperature=0,
+            bad_words=["green"],
+        )
+        chunks = [chunk async for chunk in stream]
+    for choice in (0, 1):
+        own = [chunk for chunk in chunks if chunk.choice == choice]
+        assert json.loads("".join(chunk.text for chunk in own))["sky"] == "blue"
+        assert stream.ends[choice][0] == "stop"
+        assert sum(len(chunk.logprobs) for chunk in own) == stream.ends[choice][1].completion_tokens
+    await stack.idle()
 
 
 async def test_the_stack_serves_and_holds_nothing_after_all_refusals(stack: RunningStack) -> None:

@@ -90,7 +90,7 @@ def files(image: Built) -> set[Path]:
 
 
 def test_the_router_image_has_no_torch_and_no_pip(router_image: Built) -> None:
-    absent = ["torch", "numpy", "gguf", "safetensors", "pip"]
+    absent = ["torch", "numpy", "gguf", "llguidance", "safetensors", "pip"]
     assert [name for name in absent if has_module(router_image, name)] == []
     assert has_module(router_image, "kubernetes")
 

@@ -25,12 +25,13 @@ PAGES = (README, ROOT / "services" / "README.md", ROOT / "tests" / "README.md", 
 
 
 def program(name: str) -> str:
-    found = re.search(rf"^```python {name}\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    pages = "".join(page.read_text() for page in PAGES)
+    found = re.search(rf"^```python {name}\n(.*?)^```", pages, re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]
 
 
-@pytest.mark.parametrize(("name", "max_lines"), [("client", 5), ("raw", 10)])
+@pytest.mark.parametrize(("name", "max_lines"), [("client", 5), ("raw", 10), ("structured", 9)])
 def test_a_program_runs_as_pasted(name: str, max_lines: int) -> None:
     code = program(name)
     assert len([line for line in code.splitlines() if line.strip()]) <= max_lines

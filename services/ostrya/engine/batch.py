@@ -74,6 +74,8 @@ def assemble(rows: Seq[Row], *, table: RowTable, ladder: Ladder, page_size: int)
     slot_mapping[:num_tokens] = pages * page_size + positions % page_size
 
     token_ids, token_source = _tokens(rows, bucket.tokens)
+    # Nearly always; and looking at every row costs as much as all the rest.
+    is_plain = all(sequence.is_plain for sequence in sequences)
     return StepPlan(
         bucket=bucket,
         num_tokens=num_tokens,
@@ -92,8 +94,8 @@ def assemble(rows: Seq[Row], *, table: RowTable, ladder: Ladder, page_size: int)
         top_p=_padded(table.top_p[slots], bucket.rows, fill=1),
         uniform=_padded(uniform(table.seed[slots], kv_lens), bucket.rows),
         wants_token=_padded(np.array(columns[2]), bucket.rows),
-        processors=_processors(rows, num_rows=bucket.rows),
-        scoring=scoring.wanted(rows),
+        processors=None if is_plain else _processors(rows, num_rows=bucket.rows),
+        scoring=None if is_plain else scoring.wanted(rows),
     )
 
 

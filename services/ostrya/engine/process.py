@@ -209,9 +209,10 @@ class EngineProcess:
         return self._process.returncode is not None
 
     async def close(self) -> None:
-        """Ends the child and fails what is still open. Safe to call twice."""
-        await _end(self._process, self._writer)
-        await self._reading
+        """Ends the child and fails what is still open; a cancel does not stop that. Safe to call twice."""
+        self._writer.transport.abort()
+        # The reader ends the child: to kill it twice can take its exit code from who waits for it.
+        await asyncio.shield(self._reading)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:

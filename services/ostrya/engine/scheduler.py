@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,19 +36,21 @@ from ostrya.engine.waiting import Waiting, by_rank
 from ostrya.errors import InvalidRequest
 from ostrya.prefix.chain import ChainKey, root
 
-NOMINAL_TOKENS_PER_S = 1000.0
-"""While nobody has measured how fast prompts are computed."""
-
-
-def _by_priority(sequence: Sequence) -> int:
-    return sequence.rank[0]
-
-
 if TYPE_CHECKING:
     from ostrya.engine.grammar import Matcher
 
+NOMINAL_TOKENS_PER_S = 1000.0
+"""While nobody has measured how fast prompts are computed."""
 NO_SCORES: Mapping[int, RowScores] = MappingProxyType({})
 NO_ROW_SCORES = RowScores()
+
+
+class _Step(NamedTuple):
+    """A step in flight."""
+
+    rows: list[Row]
+    chunks: list[Row]
+    """Those of them that are no decode rows; a chunk may go on into what was generated before a preemption."""
 
 
 class Scheduler:
@@ -73,7 +75,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # in order of rank
         self._prefilling: list[Sequence] = []  # of those, with more than one token to compute; first admitted first
         self._needing_host: list[Sequence] = []  # of the running
-        self._in_flight: deque[list[Row]] = deque()
+        self._in_flight: deque[_Step] = deque()
         self._num_submitted = 0
         self._num_preemptions = 0
         self._queried_tokens = 0
@@ -83,7 +85,8 @@ class Scheduler:
         """Puts a request, with its compiled grammar if it has one, at the end of the queue. InvalidRequest when it
         could never finish here."""
         assert (request.sampling.grammar is None) == (matcher is None), "a grammar is compiled before"
-        num_prompt, max_tokens = len(request.token_ids), request.sampling.max_tokens
+        sampling = request.sampling
+        num_prompt, max_tokens = len(request.token_ids), sampling.max_tokens
         if num_prompt < 1 or max_tokens < 1 or num_prompt + max_tokens > self.context_tokens:
             raise InvalidRequest(
                 "prompt + max_tokens",
@@ -98,7 +101,7 @@ class Scheduler:
         )
         self._num_submitted += 1
         processors = RowProcessors.of(request, eos_token_ids=self._eos_token_ids, matcher=matcher)
-        ends = frozenset() if request.sampling.ignore_eos else self._eos_token_ids
+        ends = frozenset() if sampling.ignore_eos else self._eos_token_ids
         sequence = Sequence(
             request=request,
             chain=Chain(root(key), page_size=self._config.page_size),
@@ -106,10 +109,11 @@ class Scheduler:
             num_prompt=num_prompt,
             num_tokens=num_prompt,
             max_num_tokens=num_prompt + max_tokens,
-            stop_token_ids=request.sampling.stop_token_ids | ends,
+            stop_token_ids=sampling.stop_token_ids | ends,
             rank=(-request.priority, self._num_submitted),
             submitted_s=now,
             processors=processors,
+            is_plain=processors is None and sampling.num_top is None and sampling.num_prompt_top is None,
             needs_host=processors is not None and processors.needs_host,
         )
         self._sequences[request.request_id] = sequence
@@ -148,12 +152,13 @@ class Scheduler:
             self._admit(budget, tokens_per_s=tokens_per_s)
             if num_preemptions != self._num_preemptions:
                 rows = [row for row in rows if row.sequence.is_running]
-        rows += sorted(self._chunks(budget), key=lambda row: row.num_tokens > 1)
+        chunks = sorted(self._chunks(budget), key=lambda row: row.num_tokens > 1)
+        rows += chunks
         if not rows:
             return None
         plan = assemble(rows, table=self._table, ladder=self.ladder, page_size=self._config.page_size)
         self._count_launched(rows, now=now)
-        self._in_flight.append(rows)
+        self._in_flight.append(_Step(rows, chunks))
         return plan
 
     def commit(
@@ -162,16 +167,15 @@ class Scheduler:
         """Takes in the tokens [R] of the oldest step in flight, and scores by row. Rows whose sequence has ended
         meanwhile are ignored."""
         assert self._in_flight, "no step is in flight"
-        rows = self._in_flight.popleft()
+        rows = self._in_flight.popleft().rows
         outputs = []
-        for number, (row, token_id) in enumerate(zip(rows, tokens.tolist(), strict=False)):  # tokens are padded
-            sequence = row.sequence
+        for number, ((sequence, _, _, wants_token), token_id) in enumerate(zip(rows, tokens.tolist(), strict=False)):
             if sequence.ended:
                 continue
-            scored = scores.get(number, NO_ROW_SCORES)
+            scored = scores.get(number, NO_ROW_SCORES) if scores else NO_ROW_SCORES
             if scored.prompt:
                 sequence.prompt_scores += scored.prompt
-            if row.wants_token:
+            if wants_token:
                 outputs.append(self._add_token(sequence, token_id, scored.own, now=now))
         return outputs
 
@@ -182,10 +186,10 @@ class Scheduler:
     def load(self) -> Load:
         """What the scheduler knows of the load; the engine adds what it measures."""
         in_flight = (
-            min(row.start + row.num_tokens, row.sequence.num_prompt) - row.start
-            for rows in self._in_flight
-            for row in rows
-            if row.start < row.sequence.num_prompt and not row.sequence.ended
+            max(0, min(row.start + row.num_tokens, row.sequence.num_prompt) - row.start)
+            for step in self._in_flight
+            for row in step.chunks
+            if not row.sequence.ended
         )
         not_launched = (sequence.num_uncomputed_prompt for sequence in chain(self._waiting, self._prefilling))
         return Load(
@@ -383,3 +387,7 @@ class Scheduler:
         sequence.slot = -1
         sequence.pages = []
         sequence.num_computed = 0
+
+
+def _by_priority(sequence: Sequence) -> int:
+    return sequence.rank[0]

@@ -45,6 +45,8 @@ class Sequence:
     """Prompt tokens reused at the first admission."""
     started_s: float | None = None
     """Launch of the first step that had it."""
+    is_plain: bool = True
+    """It wants neither processors nor log probabilities."""
     processors: RowProcessors | None = None
     """None: it wants none."""
     prompt_scores: list[TokenScore] = field(default_factory=list)

@@ -100,7 +100,7 @@ class ServedModel:
 
     def _sequences(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         spellings = [text for word in words for text in (word, f" {word}")]
-        found = (tuple(self.tokenizer.encode(text, add_prefix=False)) for text in spellings)
+        found = (tuple(self.tokenizer.encode_inside(text)) for text in spellings)
         return tuple(dict.fromkeys(ids for ids in found if ids))
 
     def _encode(self, text: str, context_tokens: int) -> "array[int]":

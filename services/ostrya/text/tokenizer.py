@@ -72,6 +72,12 @@ class Tokenizer:
         has_prefix = not add_prefix or tuple(ids[: len(self._prefix_ids)]) == self._prefix_ids
         return ids if has_prefix else [*self._prefix_ids, *ids]
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids of a text that others precede: without the space that some vocabularies put before the first."""
+        line, ids = self.encode("\n", add_prefix=False), self.encode(f"\n{text}", add_prefix=False)
+        # A line end that became one with the text says nothing of it.
+        return ids[len(line) :] if ids[: len(line)] == line else self.encode(text, add_prefix=False)
+
     def mark(self, content: str, mark: str) -> str:
         """A message's content, for a template, with `mark` in all that would become a special token.
 

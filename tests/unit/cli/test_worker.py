@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,15 @@ app(["worker", "--worker-id", "w"])
             process.kill()
 
 
-def test_the_engine_is_told_what_ends_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_is_told_what_ends_a_turn_and_what_tokens_spell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served: list[EngineConfig] = []
+    spelled: list[bytes] = []
 
-    async def serve(settings: WorkerSettings, config: EngineConfig) -> int:
+    async def serve(settings: WorkerSettings, config: EngineConfig, *, vocabulary: Callable[[], list[bytes]]) -> int:
         served.append(config)
+        spelled.extend(vocabulary())
         return 0
 
     monkeypatch.setattr("ostrya.worker.app.serve", serve)
@@ -84,6 +89,7 @@ def test_the_engine_is_told_what_ends_a_turn(tmp_path: Path, monkeypatch: pytest
     tokenizer = load_tokenizer(path)
     assert served[0].eos_token_ids == tokenizer.eos_token_ids == (39, 41)
     assert served[0].tokenizer_fingerprint == tokenizer.fingerprint
+    assert spelled == tokenizer.vocabulary()
 
 
 def test_the_handler_of_before_comes_back() -> None:

@@ -1,11 +1,22 @@
 """Engines on the fake runner, small enough that pages run out."""
 
 from collections.abc import Callable, Iterable
+from functools import cache
+
+from msgspec.structs import replace
 
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.engine import Engine
-from ostrya.engine.types import EngineRequest, RequestId, Sampling
-from tests.fakes.runner import EOS, FakeRunner
+from ostrya.engine.grammar import Grammars, Matcher
+from ostrya.engine.types import EngineRequest, FinishReason, Grammar, RequestId, Sampling, TokenScore
+from tests.fakes.runner import EOS, VOCAB_SIZE, FakeRunner
+
+
+@cache
+def grammars() -> Grammars:
+    """Over the fake model's vocabulary: a printable character of ASCII is a token."""
+    spelled = [chr(token_id).encode() if 32 <= token_id < 127 else b"" for token_id in range(VOCAB_SIZE)]
+    return Grammars(spelled, eos_token_ids=(EOS,))
 
 
 class Bench:
@@ -45,6 +56,9 @@ class Bench:
         self.scheduler = self.engine.scheduler
         self.tokens: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
+        self.scores: dict[str, list[TokenScore]] = {}
+        """Of the prompt, then of the output, as far as asked for."""
+        self.reasons: dict[str, FinishReason | None] = {}
         self.resume_points: set[int] = set()
 
     def abort(self, request_id: str) -> None:
@@ -62,8 +76,11 @@ class Bench:
         ignore_eos: bool = True,
         cache_namespace: str = "",
         priority: int = 0,
+        grammar: Grammar | None = None,
+        **wants: object,
     ) -> None:
-        sampling = Sampling(
+        """`wants`: more fields of Sampling."""
+        plain = Sampling(
             temperature=temperature,
             top_k=0,
             top_p=1.0,
@@ -71,15 +88,18 @@ class Bench:
             max_tokens=max_tokens,
             stop_token_ids=stop_token_ids,
             ignore_eos=ignore_eos,
+            grammar=grammar,
         )
+        matcher: Matcher | None = None if grammar is None else grammars().compile(grammar)
         self.engine.submit(
             EngineRequest(
                 request_id=RequestId(request_id),
                 token_ids=list(token_ids),
-                sampling=sampling,
+                sampling=replace(plain, **wants),
                 cache_namespace=cache_namespace,
                 priority=priority,
-            )
+            ),
+            matcher,
         )
 
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> bool:
@@ -94,6 +114,8 @@ class Bench:
         for output in report.outputs:
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
             self.cached.setdefault(output.request_id, output.num_cached_tokens)
+            self.scores.setdefault(output.request_id, []).extend((*output.prompt_scores, *output.scores))
+            self.reasons[output.request_id] = output.finish_reason
         assert not set(report.stored) & set(report.removed)
         self.resume_points -= set(report.removed)
         self.resume_points |= set(report.stored)

@@ -29,6 +29,12 @@ def test_tensor_parallel_must_fit_the_backend(values: dict[str, object], words: 
     assert refused.value.problems == (words, "num_pages is 1; it must be at least 2")
 
 
+@pytest.mark.parametrize("seconds", [-0.1, float("nan"), float("inf")])
+def test_the_time_between_tokens_is_a_number_of_seconds(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=f"max_inter_token_s is {seconds}; it must be 0 or more"):
+        config(max_inter_token_s=seconds).check()
+
+
 @pytest.mark.parametrize("backend", ["xla", "torchtpu"])
 async def test_an_engine_of_a_backend_to_come_is_refused_before_anything_starts(backend: str) -> None:
     with pytest.raises(ModelLoadError, match=f"backend {backend} does not serve in this version; set --backend cpu"):

@@ -1,13 +1,16 @@
-"""Tokens do not depend on company, chunking, hits or preemption; and no history of requests loses a page."""
+"""Tokens do not depend on company, chunking, hits, preemption or overlap, whatever a request's sampling wants; and no
+history of requests loses a page."""
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostrya.engine.types import FinishReason, Grammar, TokenScore
 from ostrya.prefix.chain import ChainKey, page_digests, root
 from tests.unit.engine.bench import Bench
 
@@ -22,6 +25,9 @@ class Ask:
     seed: int
     stop_after: int = 99
     """Of the tokens it would have, this one is a stop token."""
+    wants: Mapping[str, object] = field(default_factory=dict)
+    """More fields of Sampling."""
+    priority: int = 0
 
     def submit(self, bench: Bench, request_id: str, *, stop_token_ids: frozenset[int] = frozenset()) -> None:
         bench.submit(
@@ -31,28 +37,66 @@ class Ask:
             temperature=self.temperature,
             seed=self.seed,
             stop_token_ids=stop_token_ids,
+            priority=self.priority,
+            **self.wants,  # type: ignore[arg-type]
         )
 
 
+@dataclass(frozen=True)
+class Outcome:
+    tokens: list[int]
+    scores: list[TokenScore]
+    reason: FinishReason | None
+
+    @classmethod
+    def of(cls, bench: Bench, request_id: str) -> "Outcome":
+        return cls(bench.tokens[request_id], bench.scores[request_id], bench.reasons[request_id])
+
+
+Wants = list[Mapping[str, object]]
+
+OVERLAPPING: Wants = [
+    {},
+    {"min_p": 0.1, "typical_p": 0.9, "logit_bias": {7: 2.0}, "bad_words": ((3,), (4,))},
+    {"min_tokens": 9},
+    {"num_top": 2, "num_prompt_top": 1},
+    {"repetition_penalty": 1.5, "presence_penalty": 0.5},
+    {"frequency_penalty": 1.0, "num_top": 0, "num_prompt_top": 0},
+]
+"""The device knows all that the next token depends on."""
+NEEDING_HOST: Wants = [
+    {"bad_words": tuple((first, first + 1) for first in range(0, 999, 3)), "frequency_penalty": -1.0},
+    {"grammar": Grammar(kind="regex", text="[a-d]{3}(xy|zz)*[0-9]{1,30}"), "presence_penalty": 0.5, "num_top": 1},
+]
+"""Every third token begins a bad word. One such row holds up every plan."""
+
+
 @st.composite
-def asks(draw: st.DrawFn) -> Ask:
+def asks(draw: st.DrawFn, wants: Wants) -> Ask:
     """Prompts over few trunks, so that prefixes are shared at every depth."""
     trunk = draw(st.integers(0, 2))
     shared = draw(st.integers(0, 40))
     own = draw(st.lists(st.integers(0, 99), min_size=1, max_size=12))
     prompt = tuple(trunk * 100 + index for index in range(shared)) + tuple(own)
     temperature, seed = draw(st.sampled_from([0.0, 1.0])), draw(st.integers(0, 3))
-    return Ask(prompt, draw(st.integers(1, 24)), temperature, seed, draw(st.integers(0, 30)))
+    max_tokens, stop_after = draw(st.integers(1, 24)), draw(st.integers(0, 30))
+    return Ask(prompt, max_tokens, temperature, seed, stop_after, draw(st.sampled_from(wants)))
 
 
-def alone(ask: Ask) -> list[int]:
+def alone(ask: Ask, stop_token_ids: frozenset[int] = frozenset()) -> Outcome:
     bench = Bench(num_pages=200, overlap=False)
-    ask.submit(bench, "x")
+    ask.submit(bench, "x", stop_token_ids=stop_token_ids)
     bench.run()
-    return bench.tokens["x"]
+    return Outcome.of(bench, "x")
 
 
-@given(st.lists(asks(), min_size=1, max_size=8), st.sampled_from([16, 64, 512]), st.integers(20, 80), st.booleans())
+BATCHES = st.one_of(
+    st.lists(asks(OVERLAPPING), min_size=1, max_size=8),
+    st.lists(asks(OVERLAPPING + NEEDING_HOST), min_size=1, max_size=8),
+)
+
+
+@given(BATCHES, st.sampled_from([16, 64, 512]), st.integers(20, 80), st.sampled_from([True, True, False]))
 @settings(max_examples=80, deadline=None)
 def test_batched_hit_chunked_preempted_and_overlapped_give_the_tokens_of_cold_and_alone(
     batch: list[Ask], chunk: int, num_pages: int, overlap: bool
@@ -64,28 +108,31 @@ def test_batched_hit_chunked_preempted_and_overlapped_give_the_tokens_of_cold_an
         routing_stride=2,
         overlap=overlap,
     )
-    whole = [alone(ask) for ask in batch]
+    whole = [alone(ask).tokens for ask in batch]
     stops = [frozenset(tokens[ask.stop_after : ask.stop_after + 1]) for ask, tokens in zip(batch, whole, strict=True)]
-    expected = [
-        tokens[: next((i for i, token in enumerate(tokens) if token in stop), len(tokens)) + 1]
-        for tokens, stop in zip(whole, stops, strict=True)
-    ]
+    expected = [alone(ask, stop) for ask, stop in zip(batch, stops, strict=True)]
+    for ask, tokens, stop, outcome in zip(batch, whole, stops, expected, strict=True):
+        end = next((at for at, token in enumerate(tokens) if token in stop), len(tokens)) + 1
+        assert outcome.tokens == tokens[:end] or "min_tokens" in ask.wants
     for turn in ("cold", "hit"):
         for index, ask in enumerate(batch):
             ask.submit(bench, f"{turn}-{index}", stop_token_ids=stops[index])
         bench.run()
-        assert [bench.tokens[f"{turn}-{index}"] for index in range(len(batch))] == expected
+        assert [Outcome.of(bench, f"{turn}-{index}") for index in range(len(batch))] == expected
     assert bench.engine.load().num_late_shapes == 0
 
 
-def test_tiny_pool_preempts_often_and_changes_no_token() -> None:
-    batch = [Ask(tuple(range(start, start + 10)), 40, 1.0, start) for start in range(0, 80, 10)]
+@pytest.mark.parametrize("wants", [OVERLAPPING, NEEDING_HOST + OVERLAPPING])
+def test_tiny_pool_preempts_often_and_changes_no_token(wants: Wants) -> None:
+    batch = [
+        Ask(tuple(range(10 * row, 10 * row + 10)), 40, 1.0, row, wants=wants[row % len(wants)]) for row in range(8)
+    ]
     bench = Bench(num_pages=20)
     for index, ask in enumerate(batch):
         ask.submit(bench, str(index))
     bench.run()
     assert bench.engine.load().num_preemptions > 5
-    assert [bench.tokens[str(index)] for index in range(8)] == [alone(ask) for ask in batch]
+    assert [Outcome.of(bench, str(index)) for index in range(8)] == [alone(ask) for ask in batch]
 
 
 @given(st.integers(0, 2**32), st.integers(14, 60))
@@ -104,7 +151,10 @@ def test_random_history_keeps_every_invariant(seed: int, num_pages: int) -> None
         prompts[name] = [rng.randrange(2) for _ in range(rng.randrange(1, 30))]
         stop = frozenset({rng.randrange(1000) for _ in range(100)})
         priority = rng.choice([0, 0, 1, -1])
-        bench.submit(name, prompts[name], max_tokens=rng.randrange(1, 20), stop_token_ids=stop, priority=priority)
+        wants = rng.choice(OVERLAPPING + NEEDING_HOST)
+        Ask(tuple(prompts[name]), rng.randrange(1, 20), 0.0, 0, wants=wants, priority=priority).submit(
+            bench, name, stop_token_ids=stop
+        )
 
     for turn in range(60):
         match rng.choice(["submit", "step", "step", "abort", "abort in flight", "submit in flight"]):

@@ -28,7 +28,7 @@ def num_prefilled(b: Bench) -> int:
 
 def prefilled(b: Bench) -> int:
     """Prompt tokens of the step planned last."""
-    return sum(row.num_tokens for row in b.scheduler._in_flight[-1] if row.start < row.sequence.num_prompt)
+    return sum(row.num_tokens for row in b.scheduler._in_flight[-1].rows if row.start < row.sequence.num_prompt)
 
 
 # One prefill for siblings.
@@ -127,7 +127,10 @@ def test_prompts_of_higher_priority_get_the_budget_first() -> None:
     plan_of(b)
     b.submit("urgent", range(200, 212))
     plan_of(b)
-    assert [(row.sequence.num_prompt, row.num_tokens) for row in b.scheduler._in_flight[-1]] == [(12, 12), (100, 4)]
+    assert [(row.sequence.num_prompt, row.num_tokens) for row in b.scheduler._in_flight[-1].rows] == [
+        (12, 12),
+        (100, 4),
+    ]
 
 
 # The warm before the cold.
@@ -222,7 +225,7 @@ def test_budgets_hold_and_everybody_finishes(
     num_left = {str(index): max_tokens for index, (_, max_tokens, _) in enumerate(asks)}
     while (plan := b.scheduler.plan(now=0.0, prefill_limit=limit)) is not None:
         handle = b.runner.execute(plan)
-        rows = b.scheduler._in_flight[-1]
+        rows = b.scheduler._in_flight[-1].rows
         assert plan.num_tokens <= max_step_tokens
         assert len({row.sequence for row in rows}) == len(rows) <= 8
         num_decoding = sum(row.start >= row.sequence.num_prompt for row in rows)

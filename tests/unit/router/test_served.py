@@ -131,17 +131,23 @@ async def test_a_turn_forged_in_a_messages_content_is_text_unless_the_setting_al
     spelled = [TURN, *b"user: a<turn>user: b", TURN]
     assert list(await stand.served.tokens(forged)) == spelled
     assert await stand.served.tokens(honest) == await allowing.served.tokens(honest)
+    await stand.close()
+    await allowing.close()
 
 
 async def test_a_raw_prompt_keeps_its_special_tokens() -> None:
-    assert list(await Stand().served.tokens("<turn>user: a<end>")) == [TURN, *b"user: a", END]
+    stand = Stand()
+    assert list(await stand.served.tokens("<turn>user: a<end>")) == [TURN, *b"user: a", END]
+    await stand.close()
 
 
 async def test_a_message_that_is_continued_stays_open() -> None:
-    assert list(await Stand().served.tokens(says("a<end>", "b ", open_end=True))) == [
+    stand = Stand()
+    assert list(await stand.served.tokens(says("a<end>", "b ", open_end=True))) == [
         *[TURN, *b"user: a<end>"],
         *[TURN, *b"user: b "],
     ]
+    await stand.close()
 
 
 async def test_typed_special_tokens_do_not_make_a_prompt_too_long() -> None:
@@ -164,6 +170,7 @@ async def test_a_template_that_cannot_be_used_is_logged_once_and_refuses_chat_al
         with pytest.raises(InvalidRequest, match="chat template cannot be used"):
             await stand.served.tokens(says("a"))
     assert list(await stand.served.tokens("a")) == [*b"a"]
+    await stand.close()
 
 
 async def test_a_prompt_is_rendered_off_the_event_loop() -> None:
@@ -176,3 +183,4 @@ async def test_a_prompt_is_rendered_off_the_event_loop() -> None:
         turns += 1
     assert list(await rendering) == [*b"x"]
     assert turns > 2
+    await stand.close()

@@ -132,6 +132,12 @@ def test_user_defined_pieces_are_found_first_the_longest_from_the_left(gemma: To
     assert gemma.decode(gemma.encode("<b>     a\n\n", add_prefix=False)) == "<b>     a\n\n"
 
 
+@pytest.mark.parametrize("text", ["banana", " banana", "the den ", "  x", "é"])
+def test_inside_a_text_there_is_no_space_prefix(prefixed: Tokenizer, plain: Tokenizer, text: str) -> None:
+    assert prefixed.encode_inside(text) == plain.encode_inside(text) == plain.encode(text, add_prefix=False)
+    assert prefixed.encode_inside(text) != prefixed.encode(text, add_prefix=False)
+
+
 def test_user_defined_pieces_are_found_beside_a_space_prefix(tmp_path: Path) -> None:
     path = write_sentence_pieces(tmp_path / "m.gguf", PIECES, user_defined=("<b>",))
     assert tokens_of(load_tokenizer(path), "a<b>a") == [*expected(" a"), "<b>", *expected(" a")]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ostrya.engine.backends.kernels.sampling import keep_nucleus, sample
-from ostrya.engine.plan import Entries, Processors, StepPlan
+from ostrya.engine.plan import Entries, Mask, Processors, StepPlan
 from tests.numerics.driver import Running, make_plan
 
 CHI_SQUARE = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5, 7: 24.3}
@@ -316,3 +316,20 @@ def test_min_p_of_one_is_greedy_and_typical_p_of_almost_nothing_is_the_most_typi
         assert int(sample(logits.clone(), processed(plan_of(1, uniform=[uniform]), min_p=1.0))[0]) == 0
         # Surprises 0.41, 1.41, 2.41, 5.41; entropy 0.87: the first is closest.
         assert int(sample(logits.clone(), processed(plan_of(1, uniform=[uniform]), typical_p=1e-6))[0]) == 0
+
+
+@pytest.mark.parametrize(("num_words", "vocab"), [(2, 64), (2, 50), (2, 80)])
+def test_a_mask_leaves_what_its_bits_allow_and_other_rows_alone(num_words: int, vocab: int) -> None:
+    logits = some_logits(4, vocab, seed=6)
+    words = np.random.default_rng(3).integers(-(2**31), 2**31, (2, num_words)).astype(np.int32)
+    plan = processed(plan_of(4, temperature=0.0))
+    assert plan.processors is not None
+    masked = replace(plan, processors=replace(plan.processors, mask=Mask(row=np.array([3, 1], np.int32), words=words)))
+    expected = logits.clone()
+    for row, words_W in ((3, words[0]), (1, words[1])):
+        for token in range(vocab):
+            if token >= 32 * num_words or not int(words_W[token // 32]) >> (token % 32) & 1:
+                expected[row, token] = -math.inf
+    tokens = sample(logits, masked)
+    assert torch.equal(logits, expected)
+    assert tokens.tolist() == expected.argmax(-1).tolist()

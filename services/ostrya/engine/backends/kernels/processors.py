@@ -10,6 +10,9 @@ from ostrya.engine.plan import Entries, Mask, Processors
 
 _NUM_CANDIDATES = 1024
 
+_ADDED_BY_OCTET = torch.tensor([[0.0 if octet >> bit & 1 else -torch.inf for bit in range(8)] for octet in range(256)])
+"""To the logits of eight tokens, by their part of a mask."""
+
 
 def change_logits_(logits_RV: torch.Tensor, processors: Processors) -> None:
     """Applies masks, adds the bias, then applies the penalties, in place.
@@ -60,10 +63,12 @@ def keep_typical_(weights_V: torch.Tensor, typical_p: float) -> None:
 
 
 def _forbid_(logits_RV: torch.Tensor, mask: Mask) -> None:
-    for row, words_W in zip(mask.row.tolist(), mask.words, strict=True):
-        allowed_V = torch.from_numpy(np.unpackbits(words_W.view(np.uint8), bitorder="little"))
-        size = min(len(allowed_V), logits_RV.shape[1])
-        logits_RV[row, :size].masked_fill_(allowed_V[:size] == 0, -torch.inf)
+    # A table and a sum: filling by a mask stumbles over every change of its bits, and takes five times as long.
+    octets = torch.from_numpy(mask.words.view(np.uint8).reshape(-1)).int()
+    added_GV = _ADDED_BY_OCTET.index_select(0, octets).view(len(mask.row), -1)
+    size = min(added_GV.shape[1], logits_RV.shape[1])
+    for row, added_V in zip(mask.row.tolist(), added_GV, strict=True):
+        logits_RV[row, :size].add_(added_V[:size])
         logits_RV[row, size:] = -torch.inf
 
 
