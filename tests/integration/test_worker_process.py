@@ -203,6 +203,8 @@ async def test_a_lost_engine_sends_its_streams_elsewhere_and_is_started_again_in
         assert await running.metric("ostrya_worker_engine_restarts_total", cause=cause) == 1
         assert await running.metric("ostrya_worker_lifecycle_state", state="ready") == 1
         assert await running.metric("ostrya_worker_engine_report_age_seconds") < 5
+        assert await running.metric("ostrya_worker_engine_resident_memory_bytes") > 10 << 20
+        assert await running.metric("ostrya_worker_engine_cpu_seconds_total") > 0
         running.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(running.process.wait, 10) == 0
         assert is_gone(pid)
