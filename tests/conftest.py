@@ -16,8 +16,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 ROOT = Path(__file__).parents[1]
 _BY_ITSELF = "test_a_tpu_image_installs"
 """Gigabytes each, and nothing of it shared."""
-# Long and few: they go first, so that no process is left with one of them at the end.
-_FIRST = ("tests/integration/rollout", "tests/integration", "tests/numerics", "tests/unit/capacity")
+# Long: they go first, so that no process is left with one of them at the end. Discovery's wait for leases.
+_FIRST = (
+    *("tests/integration/rollout", "tests/unit/router/test_discovery", "tests/integration"),
+    *("tests/numerics", "tests/unit/capacity"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
