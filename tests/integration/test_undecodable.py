@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from ostrya.service.server import channel
+from tests.fakes.logs import ours
 from tests.integration.bed import bed, metric, saying
 from tests.integration.edge import SERVICES, failure_of, violation, worker
 
@@ -37,7 +38,7 @@ async def expect_refusals(way: grpc.aio.Channel, methods: list[MethodDescriptor]
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.levelno >= logging.WARNING]
+    return ours(caplog, level=logging.WARNING)
 
 
 async def test_bytes_that_do_not_decode_are_invalid_and_counted_and_one_line_of_a_routers_log(

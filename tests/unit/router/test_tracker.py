@@ -13,6 +13,7 @@ from ostrya.router.types import WorkerId
 from ostrya.state import keys
 from ostrya.state.connection import Connection
 from ostrya.state.journal import JournalWriter
+from tests.fakes.logs import ours
 from tests.fakes.pool import following
 from tests.fakes.redis_server import RunningRedis, start_redis
 from tests.fakes.waiting import until
@@ -226,11 +227,11 @@ async def test_redis_is_back_only_if_it_was_gone(caplog: pytest.LogCaptureFixtur
     try:
         async with following(server.url) as follower:
             await until(lambda: follower.tracker.redis_up)
-            assert caplog.messages == []
+            assert ours(caplog) == []
             server.kill()
             await until(lambda: not follower.tracker.redis_up)
             server.restart()
             await until(lambda: follower.tracker.redis_up)
     finally:
         server.stop()
-    assert caplog.messages == ["Redis is gone; the index is frozen", "Redis is back"]
+    assert [record.getMessage() for record in ours(caplog)] == ["Redis is gone; the index is frozen", "Redis is back"]

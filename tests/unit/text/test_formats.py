@@ -10,6 +10,7 @@ import pytest
 
 from ostrya.errors import ModelLoadError
 from ostrya.text.tokenizer import Tokenizer, load_tokenizer
+from tests.fakes.logs import ours
 from tests.unit.gguf_bytes import ARRAY, STRING, UINT32, array, entry, insert, string
 from tests.unit.text.files import ORDINARY, write_directory, write_gguf
 
@@ -98,8 +99,9 @@ def test_special_tokens_of_a_gguf_without_types_are_known_by_their_text(
     typed = load("typed.gguf", has_types=True)
     assert "GGUF without token types" not in caplog.text
     bare = load("bare.gguf", has_types=False)
-    ours = [record.getMessage() for record in caplog.records if record.name.startswith("ostrya")]
-    assert ours == ["GGUF without token types; special tokens are known by their text"]
+    assert [record.getMessage() for record in ours(caplog)] == [
+        "GGUF without token types; special tokens are known by their text"
+    ]
     assert bare.fingerprint == typed.fingerprint
     assert bare.eos_token_ids == typed.eos_token_ids == (len(tokens) + 2, len(tokens) + 1, len(tokens) + 3)
     text = "<|im_start|>ab<think><b>[INST]<|im_end|></s><end_of_turn>"
