@@ -26,15 +26,19 @@ KINDS: tuple[Kind, ...] = ("redis", "valkey")
 
 _START_TIMEOUT_S = 30.0
 _GIVEN: set[int] = set()
+_PROCESSES = 64
+"""More processes than xdist starts; each has every 64th port for itself."""
 
 
 def free_port() -> int:
     """A TCP port that nobody listens on, and that nobody is likely to take before a process of the caller's does.
 
-    Below those that the kernel gives to connections, at random, and never the same one twice.
+    Below those that the kernel gives to connections, at random, and in one run of tests never the same one twice: who
+    ends a server to see what others do without it must not find somebody else's there.
     """
+    own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PROCESSES
     while True:
-        port = random.SystemRandom().randrange(12_000, 32_000)
+        port = random.SystemRandom().randrange(12_032 + own, 32_000, _PROCESSES)
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("127.0.0.1", port))
             if port not in _GIVEN:
