@@ -288,6 +288,10 @@ async def test_registered_worker_says_what_redis_refuses_leaves_it_and_a_younger
             running.fields("registered")
             row = (await rows(connection))["w-0"]
             assert (row.address, row.schema) == (address, keys.SCHEMA)
+            for _ in range(500):  # it follows the log line within moments
+                if await running.metric("ostrya_worker_registered") == 1:
+                    break
+                await asyncio.sleep(0.02)
             assert await running.metric("ostrya_worker_registered") == 1
             assert await running.metric("ostrya_worker_redis_writable") == 1
             await connection.call("CONFIG", "SET", "maxmemory", "1")
