@@ -4,11 +4,12 @@ A Routing belongs to one request and is asked once for each try; every answer is
 awaits nothing; before it, `prepare` has hashed a long prompt elsewhere than on the event loop.
 """
 
+import asyncio
 import time
 import uuid
 from array import array
 from collections.abc import Callable, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ostrya.prefix.chain import ChainKey, Digest, RoutingDigest, page_digests, root, routing_digests
@@ -30,9 +31,13 @@ _SLICE_PAGES = 1_024
 
 @dataclass(slots=True)
 class Together:
-    """What the answers to one prompt share: the replica that the first of them went to computes the prompt for all."""
+    """What the answers to one prompt share: its digests, and the replica that the first of them went to, which computes
+    the prompt for all."""
 
     worker_id: WorkerId | None = None
+    chains: dict[tuple[int, int], list[RoutingDigest]] = field(default_factory=dict)
+    """By page size and stride."""
+    hashing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Decider:
@@ -97,7 +102,7 @@ class Routing:
         self._seed = seed
         self._together = together
         self._token_ids = token_ids
-        self._chains: dict[tuple[int, int], list[RoutingDigest]] = {}
+        self._chains = together.chains
         self._attempt = 0
 
     async def prepare(self) -> None:
@@ -106,10 +111,11 @@ class Routing:
         if num_bytes <= SMALL_BYTES:
             return
         geometries = _geometries(self._decider.fleet.snapshot())
-        for geometry in geometries - self._chains.keys():
-            self._chains[geometry] = await self._decider.offload.in_thread(
-                partial(self._hash, geometry), num_bytes=num_bytes
-            )
+        async with self._together.hashing:
+            for geometry in geometries - self._chains.keys():
+                self._chains[geometry] = await self._decider.offload.in_thread(
+                    partial(self._hash, geometry), num_bytes=num_bytes
+                )
 
     def choose(self, *, excluded: Set[WorkerId] = frozenset()) -> Decision | None:
         """The replica for the next try, recorded; None if all are excluded or there is none."""
@@ -153,8 +159,11 @@ class Routing:
 
     def _others(self, snapshot: FleetSnapshot) -> Set[WorkerId]:
         """All but the replica of the answers beside this one, for its first try, while that is routable."""
+        first = self._together.worker_id
+        if first is None or self._attempt > 0:
+            return set()
         ids = {view.worker_id for view in snapshot.replicas}
-        return ids - {self._together.worker_id} if self._attempt == 0 and self._together.worker_id in ids else set()
+        return ids - {first} if first in ids else set()
 
     def _depths(self, snapshot: FleetSnapshot) -> tuple[dict[int, int], RoutingDigest | None]:
         """Leading routing blocks by slot. A pool has one page size and stride, but for a while during an update."""

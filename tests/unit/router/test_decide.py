@@ -2,8 +2,9 @@
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 import pytest
@@ -21,6 +22,8 @@ from ostrya.router.metrics import RouterMetrics
 from ostrya.router.offload import Offload
 from ostrya.router.replica import ReplicaInfo
 from ostrya.router.types import Hold, KnowledgeLevel, Load, Reason, ReplicaState, WorkerId
+
+T = TypeVar("T")
 
 CHAIN = ChainKey(model="tiny", tokenizer_fingerprint="fake")
 PROMPT = array("I", range(400))
@@ -232,3 +235,21 @@ async def test_answers_to_one_prompt_do_not_wait_for_a_replica_that_is_gone(desk
     decision = desk.routing(together=together).choose()
     assert decision is not None
     assert decision.choice.worker_id == "w0"
+
+
+async def test_a_long_prompt_is_hashed_once_for_all_its_answers(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.add("w0")
+    num_hashed, in_thread = 0, desk.decider.offload.in_thread
+
+    async def counted(work: Callable[[], T], *, num_bytes: int) -> T:
+        nonlocal num_hashed
+        num_hashed += 1
+        return await in_thread(work, num_bytes=num_bytes)
+
+    monkeypatch.setattr(desk.decider.offload, "in_thread", counted)
+    monkeypatch.setattr("ostrya.router.decide.SMALL_BYTES", 0)
+    together = Together()
+    routings = [desk.routing(together=together) for _ in range(4)]
+    await asyncio.gather(*(routing.prepare() for routing in routings))
+    assert num_hashed == 1
+    assert {decision.choice.worker_id for routing in routings if (decision := routing.choose())} == {"w0"}

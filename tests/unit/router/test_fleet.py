@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -14,6 +15,7 @@ from ostrya.prefix.index import PrefixIndex
 from ostrya.router.fleet import Fleet
 from ostrya.router.replica import ReplicaInfo
 from ostrya.router.types import ABSOLUTE_HOLDS, Hold, KnowledgeLevel, Load, ReplicaState, ReplicaView, WorkerId
+from tests.fakes.pool import replica
 
 
 class Clock:
@@ -39,18 +41,7 @@ async def fleet(clock: Clock) -> AsyncIterator[Fleet]:
 
 
 def info(worker_id: str, *, epoch: int = 1, credit: bool = True, address: str = "127.0.0.1:1") -> ReplicaInfo:
-    return ReplicaInfo(
-        worker_id=WorkerId(worker_id),
-        address=address,
-        epoch=epoch,
-        model="tiny",
-        page_size=16,
-        routing_stride=2,
-        max_running=8,
-        context_tokens=2048,
-        vocab_size=1000,
-        prefix_credit=credit,
-    )
+    return replace(replica(worker_id, address, epoch=epoch), routing_stride=2, prefix_credit=credit)
 
 
 def add_ready(fleet: Fleet, worker_id: str = "w0", *, epoch: int = 1, credit: bool = True) -> WorkerId:

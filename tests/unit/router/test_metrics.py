@@ -16,8 +16,8 @@ from ostrya.router.fleet import ReplicaRow
 from ostrya.router.metrics import KubernetesMetrics, RouterMetrics
 from ostrya.router.observe import observed
 from ostrya.router.proxy import Part
-from ostrya.router.replica import ReplicaInfo
 from ostrya.router.types import Choice, Hold, Load, Reason, ReplicaState, WorkerId
+from tests.fakes.pool import replica
 from tests.unit.router.fleets import snapshot, view
 
 
@@ -61,18 +61,7 @@ class Nodes:
 
 
 def row(number: int, *holds: Hold) -> ReplicaRow:
-    info = ReplicaInfo(
-        worker_id=WorkerId(f"w{number}"),
-        address=f"127.0.0.1:{number}",
-        epoch=1,
-        model="tiny",
-        page_size=16,
-        routing_stride=1,
-        max_running=8,
-        context_tokens=2048,
-        vocab_size=1000,
-        prefix_credit=True,
-    )
+    info = replica(f"w{number}", f"127.0.0.1:{number}", epoch=1)
     return ReplicaRow(
         info=info, state=ReplicaState.READY, load=Load(), load_age_s=0.0, in_flight=0, indexed_blocks=0, holds=holds
     )

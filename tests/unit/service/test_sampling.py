@@ -4,30 +4,19 @@ import math
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from ostrya.api.v1 import common_pb2, inference_pb2, worker_pb2
-from ostrya.engine.types import EngineInfo, RequestId
+from ostrya.engine.types import RequestId
 from ostrya.errors import InvalidRequest
 from ostrya.router import convert as router_convert
 from ostrya.service.sampling import check_prompt_logprobs
 from ostrya.worker import convert as worker_convert
+from tests.fakes import engine_info
 
 Params = common_pb2.SamplingParams
 Form = common_pb2.StructuredOutput
-INFO = EngineInfo(
-    model="tiny",
-    backend="cpu",
-    dtype="float32",
-    context_tokens=100,
-    vocab_size=50,
-    page_size=4,
-    num_pages=65,
-    routing_stride=2,
-    eos_token_ids=(2,),
-    max_running=4,
-    load_s=0,
-    warmup_s=0,
-)
+INFO = replace(engine_info.INFO, vocab_size=50)
 
 
 def by_router(params: Params) -> None:

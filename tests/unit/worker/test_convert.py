@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from ostrya.api.v1 import common_pb2, worker_pb2
 from ostrya.engine.types import (
-    EngineInfo,
     EngineRequest,
     FinishReason,
     Grammar,
@@ -19,21 +18,9 @@ from ostrya.engine.types import (
 )
 from ostrya.errors import InvalidRequest, UnknownModel
 from ostrya.worker import convert
+from tests.fakes import engine_info
 
-INFO = EngineInfo(
-    model="fake",
-    backend="cpu",
-    dtype="float32",
-    context_tokens=100,
-    vocab_size=1000,
-    page_size=4,
-    num_pages=65,
-    routing_stride=2,
-    eos_token_ids=(2,),
-    max_running=4,
-    load_s=0,
-    warmup_s=0,
-)
+INFO = replace(engine_info.INFO, model="fake")
 
 
 def convert_request(

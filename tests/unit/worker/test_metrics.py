@@ -5,28 +5,17 @@ import shutil
 import subprocess
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 
-from ostrya.engine.types import EngineInfo, FinishReason, Load, RequestId, SequenceOutput, StepReport, StepTime
+from ostrya.engine.types import FinishReason, Load, RequestId, SequenceOutput, StepReport, StepTime
 from ostrya.fetch.report import StartReport
 from ostrya.prefix.chain import RoutingDigest
 from ostrya.state.connection import Refusal
 from ostrya.worker.metrics import STATES, WorkerMetrics
+from tests.fakes import engine_info
 
-INFO = EngineInfo(
-    model="m",
-    backend="cpu",
-    dtype="float32",
-    context_tokens=100,
-    vocab_size=1000,
-    page_size=4,
-    num_pages=65,
-    routing_stride=2,
-    eos_token_ids=(2,),
-    max_running=4,
-    load_s=1.5,
-    warmup_s=0.5,
-)
+INFO = replace(engine_info.INFO, model="m", load_s=1.5, warmup_s=0.5)
 
 
 class Seen:
