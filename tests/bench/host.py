@@ -223,6 +223,7 @@ class Host:
             eos_token_ids=(),
             max_running=self._num_rows,
             load_s=0.0,
+            weights="bf16",
             warmup_s=0.0,
         )
 

@@ -101,6 +101,7 @@ CASES: dict[str, Case] = {
     "poolDefaults.model.download.sizeLimit": Case("3Gi", GS),
     "poolDefaults.model.download.medium": Case("Memory", merged(GS, pool(model={"download": {"sizeLimit": "512Mi"}}))),
     "poolDefaults.engine.dtype": Case("float32"),
+    "poolDefaults.engine.weights": Case("f32", pool(engine={"dtype": "float32"})),
     "poolDefaults.engine.pageSize": Case(32),
     "poolDefaults.engine.maxContextTokens": Case(4096),
     "poolDefaults.engine.maxPrefillChunkTokens": Case(256),

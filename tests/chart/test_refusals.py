@@ -113,6 +113,8 @@ WRONG: dict[str, tuple[Tree, tuple[str, ...]]] = {
     "log level": ({"router": {"logLevel": "verbose"}}, ("/router/logLevel", "debug")),
     "backend": (pool(backend="gpu"), ("/backend", "cpu", "xla", "torchtpu")),
     "type of numbers": (pool(engine={"dtype": "float16"}), ("/engine/dtype", "bfloat16")),
+    "weights for other numbers": (pool(engine={"weights": "f32"}), ("engine.weights is f32", "bfloat16")),
+    "numbers for other weights": (pool(engine={"weights": "int4", "dtype": "float32"}), ("int4", "float32")),
     "model source": (pool(model={"source": "s3"}), ("/model/source", "huggingFace", "gcsFuse")),
     "workload": (pool(workload="ReplicaSet"), ("/workload", "LeaderWorkerSet", "StatefulSet")),
     "redis mode": ({"redis": {"mode": "cluster"}}, ("/redis/mode", "bundled", "external")),

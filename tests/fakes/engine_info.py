@@ -14,5 +14,6 @@ INFO = EngineInfo(
     eos_token_ids=(2,),
     max_running=4,
     load_s=0,
+    weights="bf16",
     warmup_s=0,
 )

@@ -46,6 +46,7 @@ class Engine:
         eos_token_ids=(0,),
         max_running=1,
         load_s=0.0,
+        weights="bf16",
         warmup_s=0.0,
     )
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ostrya.engine.models.decoder import DecoderWeights, forward, logits
-from ostrya.engine.models.ops import Embedding, Linear, Norm
+from ostrya.engine.models.ops import Embedding, Linear, Matrix, Norm
 from ostrya.engine.models.source import WeightSource
 from ostrya.engine.models.spec import Activation, Attention, DecoderSpec
 from ostrya.engine.models.weights import read_weights
@@ -24,8 +24,12 @@ class ReferenceBuilder:
 
     dtype = torch.float32
 
-    def linear(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> Linear:
+    def linear(self, matrix: Matrix, bias_O: torch.Tensor | None = None) -> Linear:
+        weight_OI = matrix.dense()
         return lambda x_TI: F.linear(x_TI, weight_OI, bias_O)
+
+    def head(self, matrix: Matrix) -> Linear:
+        return self.linear(matrix)
 
     def embedding(self, table_VD: torch.Tensor, scale: float) -> Embedding:
         return lambda token_ids_T: table_VD.index_select(0, token_ids_T) * scale

@@ -66,6 +66,8 @@
     (printf "%s.autoscaling.hpaMetrics is %s but monitoring.provider is %s, so an HPA would find no metrics; set monitoring.provider to %s, or choose another hpaMetrics, or autoscaling.type keda" $at $scaling.hpaMetrics $values.monitoring.provider $scraper))
   (list (gt (int64 $engine.maxPrefillChunkTokens) (int64 $engine.maxStepTokens))
     (printf "%s.engine.maxPrefillChunkTokens is %v, above maxStepTokens %v; a part is at most one step: lower it or raise maxStepTokens" $at $engine.maxPrefillChunkTokens $engine.maxStepTokens))
+  (list (ne (eq $engine.weights "f32") (and (ne $engine.weights "auto") (eq $engine.dtype "float32")))
+    (printf "%s.engine.weights is %s and dtype %s; int4, int8 and bf16 go with bfloat16, f32 with float32, auto with both" $at $engine.weights $engine.dtype))
   (list (and $engine.maxContextTokens (gt (int64 $engine.maxContextTokens) $cached))
     (printf "%s.engine.maxContextTokens is %v, but numPages %v (one is kept) of pageSize %v hold %d tokens; lower it or raise numPages" $at $engine.maxContextTokens $engine.numPages $engine.pageSize $cached))
   (list (ge (addf (include "ostrya.amount" $pool.sharedMemory) (include "ostrya.amount" $download) | float64) (include "ostrya.amount" $limit | float64))

@@ -54,6 +54,7 @@ spec:
           (dict "backend" $pool.backend)
           (dict "tensor-parallel" $pool.tensorParallel)
           (dict "dtype" $pool.engine.dtype)
+          (dict "weights" $pool.engine.weights)
           (dict "page-size" $pool.engine.pageSize)
           (dict "num-pages" $pool.engine.numPages)
           (dict "routing-stride" $pool.engine.routingStride)

@@ -42,6 +42,7 @@ class StackOptions:
     model: str
     port: int
     dtype: str
+    weights: str = "auto"
     max_start_s: float = 180.0
 
 
@@ -190,8 +191,9 @@ class Stack:
         threads = max(1, (os.cpu_count() or 1) // len(self.workers))
         for name in self.workers:
             own = ["--worker-id", name, *self._ports_of(name)]
-            size = ["--num-threads", str(threads), "--num-pages", str(NUM_PAGES), "--dtype", self.options.dtype]
-            commands[name] = [*ostrya, "worker", *common, *own, *size]
+            size = ["--num-threads", str(threads), "--num-pages", str(NUM_PAGES)]
+            kept = ["--dtype", self.options.dtype, "--weights", self.options.weights]
+            commands[name] = [*ostrya, "worker", *common, *own, *size, *kept]
         return commands
 
     def _ports_of(self, name: str) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ostrya.cli.report import FAILED, INTERRUPTED, reported
+from ostrya.engine.config import Weights
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +32,10 @@ def up(
         Literal["bfloat16", "float32"] | None,
         typer.Option(help="Absent: bfloat16, and float32 for --check, which compares answers exactly."),
     ] = None,
+    weights: Annotated[
+        Weights,
+        typer.Option(help="At how many bits matrices are kept; auto: as the file has them, where that is faster."),
+    ] = "auto",
     check: Annotated[bool, typer.Option("--check", help="Run the acceptance scenario and end with 0 or 1.")] = False,
 ) -> None:
     """Start Redis, a router and workers here, stream one answer, stay until Ctrl-C."""
@@ -41,8 +46,8 @@ def up(
 
     with reported():
         resolve_model(model)
-    chosen = dtype or ("float32" if check else "bfloat16")
-    options = StackOptions(num_workers=workers, model=model, port=port, dtype=chosen)
+    chosen = dtype or ("float32" if check or weights == "f32" else "bfloat16")
+    options = StackOptions(num_workers=workers, model=model, port=port, dtype=chosen, weights=weights)
     directory = Path(tempfile.mkdtemp(prefix="ostrya-"))
     code = FAILED
     try:

@@ -180,6 +180,7 @@ def _load(start: wire.Start) -> tuple[Engine, EngineInfo]:
         eos_token_ids=config.eos_token_ids,
         max_running=config.max_running,
         load_s=model.load_s,
+        weights=model.weights,
         warmup_s=time.monotonic() - started_s,
     )
     return engine, info

@@ -7,6 +7,9 @@ import msgspec
 
 from ostrya.errors import ConfigError
 
+Weights = Literal["auto", "int4", "int8", "bf16", "f32"]
+_DTYPE_OF = {"int4": "bfloat16", "int8": "bfloat16", "bf16": "bfloat16", "f32": "float32"}
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine is built. Every default serves SmolLM2-135M on two CPU cores."""
@@ -24,7 +27,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     """Devices that share each layer: all chips of the slice. 1 with backend cpu."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of weights and KV pages; the residual stream and the norms are float32."""
+    """Of products, dense weights and KV pages; the residual stream and the norms are float32."""
+    weights: Weights = "auto"
+    """Of matrices. auto: as the checkpoint has them, at 4 or 8 bits where that is measured to be faster; int4, int8: at
+    no more bits than that, wider ones rounded (the last matrix to 8); bf16, f32: dense."""
     page_size: int = 16
     """Tokens a page."""
     num_pages: int = 4096
@@ -54,6 +60,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             problems.append(f"tensor_parallel is {self.tensor_parallel}; it must be at least 1")
         elif self.tensor_parallel > 1 and self.backend == "cpu":
             problems.append(f"tensor_parallel is {self.tensor_parallel}; backend cpu has one device: it must be 1")
+        if (needed := _DTYPE_OF.get(self.weights, self.dtype)) != self.dtype:
+            problems.append(f"weights is {self.weights} and dtype {self.dtype}; with these weights dtype is {needed}")
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             problems.append(f"page_size is {self.page_size}; it must be a power of two")
         if self.num_pages < 2:

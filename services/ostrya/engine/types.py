@@ -197,5 +197,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int
     load_s: float
     """Reading the weights."""
+    weights: str
+    """How matrices are kept, and why, for people."""
     warmup_s: float
     """Compiling every bucket."""

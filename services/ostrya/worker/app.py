@@ -127,6 +127,7 @@ class _Worker:
         )
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, self._server.server)
         metrics.started(engine.info, pid=engine.pid)
+        log.info("the model is loaded", extra={"fields": {"weights": engine.info.weights, "dtype": engine.info.dtype}})
         metrics.report_age.set_function(lambda: self._engine.report_age_s)
         self._engine.listen(metrics.report)
         self._remarks = Remarks()

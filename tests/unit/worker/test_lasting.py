@@ -34,6 +34,7 @@ INFO = EngineInfo(
     eos_token_ids=(),
     max_running=4,
     load_s=100.0,
+    weights="bf16",
     warmup_s=200.0,
 )
 

@@ -17,6 +17,8 @@ class LoadedModel:
     context_tokens: int
     vocab_size: int
     load_s: float
+    weights: str
+    """How its matrices are kept, and why, for people."""
 
 
 class StepHandle(Protocol):
@@ -26,7 +28,8 @@ class StepHandle(Protocol):
         """True once tokens() does not block."""
 
     def tokens(self) -> npt.NDArray[np.int32]:
-        """[R] the token each row chose; rows that want none hold anything. Blocks; raises what the step raised."""
+        """[R] the token each row chose; rows that want none hold anything, padding rows may be missing. Blocks; raises
+        what the step raised."""
 
     def scores(self) -> Scores | None:
         """What plan.scoring asked for; None if it asked for nothing. Blocks like tokens()."""

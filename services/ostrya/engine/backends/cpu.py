@@ -19,7 +19,8 @@ import numpy.typing as npt
 import torch
 
 from ostrya.engine.backends.base import LoadedModel
-from ostrya.engine.backends.cpu_ops import CpuBuilder, CpuOps, MixerTables
+from ostrya.engine.backends.cpu_ops import CpuOps, MixerTables
+from ostrya.engine.backends.cpu_weights import CpuBuilder
 from ostrya.engine.backends.kernels.sampling import sample
 from ostrya.engine.backends.kernels.scores import joined, score
 from ostrya.engine.config import EngineConfig
@@ -56,6 +57,7 @@ def load_runner(config: EngineConfig) -> tuple["CpuRunner", LoadedModel]:
         context_tokens=runner.context_tokens,
         vocab_size=runner.vocab_size,
         load_s=time.perf_counter() - started,
+        weights=runner.weights,
     )
 
 
@@ -69,7 +71,9 @@ class CpuRunner:
         self.spec = source.spec
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         self._page_size = config.page_size
-        self._weights = read_weights(source, CpuBuilder(self._dtype))
+        builder = CpuBuilder(self._dtype, config.weights)
+        self._weights = read_weights(source, builder)
+        self._kept = builder.choose(config.max_running)
         self._tables = MixerTables(self.spec, num_positions=self.context_tokens)
         sizes = [layer.mixer.sizes for layer in self.spec.layers]
         self._kv_pages = [
@@ -85,6 +89,10 @@ class CpuRunner:
     @property
     def vocab_size(self) -> int:
         return self.spec.vocab_size
+
+    @property
+    def weights(self) -> str:
+        return self._kept.description
 
     @property
     def num_shapes(self) -> int:
@@ -121,11 +129,14 @@ class CpuRunner:
 
     def _run(self, plan: StepPlan) -> _StepResult:
         # Nothing is compiled for the shape, so most of the padding need not be computed.
-        num_tokens = min(plan.bucket.tokens, -(-plan.num_tokens // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE)
+        num_tokens = plan.num_tokens
+        if num_tokens > self._kept.layer_rows:
+            num_tokens = min(plan.bucket.tokens, -(-num_tokens // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE)
+        num_logits = plan.num_rows if plan.num_rows <= self._kept.head_rows else plan.bucket.rows
         ops = CpuOps(plan, self._tables, num_tokens=num_tokens, page_size=self._page_size, dtype=self._dtype)
         token_ids_T = torch.from_numpy(plan.token_ids[:num_tokens])
         x_TD, _ = forward(ops, self.spec, self._weights, token_ids_T=token_ids_T, kv=self._kv_pages)
-        logits_RV = logits(self._weights, x_TD, torch.from_numpy(plan.logits_index))
+        logits_RV = logits(self._weights, x_TD, torch.from_numpy(plan.logits_index[:num_logits]))
         if plan.scoring is None:
             return sample(logits_RV, plan).int().numpy(), None
         logprobs_NV = logits_RV[torch.from_numpy(plan.scoring.row)].log_softmax(-1)

@@ -7,28 +7,16 @@ import torch
 import torch.nn.functional as F
 
 from ostrya.engine.backends.kernels.attention import PagedAttention
-from ostrya.engine.backends.kernels.linear import make_linear
-from ostrya.engine.models.ops import Embedding, Linear, Norm
+from ostrya.engine.models.ops import Embedding, Norm
 from ostrya.engine.models.spec import Activation, Attention, DecoderSpec, Rope
 from ostrya.engine.plan import StepPlan
 
 
-class CpuBuilder:
-    """A Builder."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    def linear(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> Linear:
-        return make_linear(weight_OI, bias_O)
-
-    def embedding(self, table_VD: torch.Tensor, scale: float) -> Embedding:
-        if scale == 1.0:
-            return lambda token_ids_T: F.embedding(token_ids_T, table_VD).float()
-        return lambda token_ids_T: F.embedding(token_ids_T, table_VD).float().mul_(scale)
-
-    def norm(self, weight: torch.Tensor, eps: float) -> Norm:
-        return RmsNorm(weight, eps)
+def look_up(table_VD: torch.Tensor, scale: float) -> Embedding:
+    """An Embedding: rows of the table, scaled."""
+    if scale == 1.0:
+        return lambda token_ids_T: F.embedding(token_ids_T, table_VD).float()
+    return lambda token_ids_T: F.embedding(token_ids_T, table_VD).float().mul_(scale)
 
 
 class RmsNorm:

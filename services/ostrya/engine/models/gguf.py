@@ -8,6 +8,7 @@ import torch
 from ostrya.engine.models.families import BY_ARCHITECTURE
 from ostrya.engine.models.gguf_file import GgufFile
 from ostrya.engine.models.gguf_metadata import ROPE_DIVISORS, GgufMetadata
+from ostrya.engine.models.quantized import Quantized
 from ostrya.engine.models.source import checked, pairs_side_by_side
 from ostrya.errors import ModelLoadError
 
@@ -43,6 +44,19 @@ class GgufSource:
             out_rows[first:last].copy_(torch.from_numpy(self._file.rows(name, first, last)))
         if self._halves_apart:
             out.copy_(pairs_side_by_side(name, out, self.spec))
+
+    def quantized(self, name: str, shape: tuple[int, int]) -> Quantized | None:
+        self.require(name, shape)
+        blocks = self._file.blocks(name)
+        if blocks is None:
+            return None
+        self._unread.discard(name)
+        q_OI, scale_OG, offset_OG = (torch.from_numpy(part) for part in (blocks.q, blocks.scale, blocks.offset))
+        if self._halves_apart:
+            q_OI, scale_OG, offset_OG = (
+                pairs_side_by_side(name, part, self.spec) for part in (q_OI, scale_OG, offset_OG)
+            )
+        return Quantized(q_OI=q_OI, scale_OG=scale_OG, offset_OG=offset_OG, bits=blocks.bits)
 
     def unread(self) -> list[str]:
         return sorted(self._unread)

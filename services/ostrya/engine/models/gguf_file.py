@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,13 @@ SUPPORTED = (
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
 )
 
+_BLOCKS = {
+    "Q4_0": np.dtype([("scale", "<f2"), ("q", "u1", 16)]),
+    "Q4_1": np.dtype([("scale", "<f2"), ("low", "<f2"), ("q", "u1", 16)]),
+    "Q8_0": np.dtype([("scale", "<f2"), ("q", "i1", 32)]),
+}
+"""Those whose blocks of 32 values have a scale and integers of 4 or 8 bits, packed."""
+
 # Bounds the float32 copy that dequantizing makes: about 16 MB at a hidden size of 4,096.
 _CHUNK_ELEMENTS = 4 * 1024 * 1024
 
@@ -31,6 +39,19 @@ class TensorInfo:
     type_name: str
     start: int
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix not yet dequantized: value = scale * q + offset, a scale and an offset for each 32 values of a row."""
+
+    q: npt.NDArray[np.int8]
+    """[rows, I]"""
+    scale: npt.NDArray[np.float32]
+    """[rows, I / 32]"""
+    offset: npt.NDArray[np.float32]
+    """[rows, I / 32]"""
+    bits: Literal[4, 8]
 
 
 class GgufFile:
@@ -63,6 +84,22 @@ class GgufFile:
         raw = self._bytes[info.file][info.start + first * row_bytes : info.start + last * row_bytes]
         values: npt.NDArray[np.float32] = dequantize(raw.reshape(-1, row_bytes), GGMLQuantizationType[info.type_name])
         return values
+
+    def blocks(self, name: str) -> Blocks | None:
+        """A whole tensor as the file holds it, seen as rows does; None unless it is Q4_0, Q4_1 or Q8_0."""
+        info = self.tensors[name]
+        if info.type_name not in _BLOCKS:
+            return None
+        num_rows, row_size = math.prod(info.shape[:-1]), info.shape[-1]
+        raw = self._bytes[info.file][info.start : info.start + info.num_bytes].view(_BLOCKS[info.type_name])
+        raw = raw.reshape(num_rows, -1)
+        scale = raw["scale"].astype(np.float32)
+        if info.type_name == "Q8_0":
+            return Blocks(raw["q"].reshape(num_rows, row_size), scale, np.zeros_like(scale), 8)
+        # A byte holds a value of the block's first half, and above it one of its second half.
+        nibbles = np.concatenate([raw["q"] & 15, raw["q"] >> 4], axis=-1).reshape(num_rows, row_size)
+        offset = raw["low"].astype(np.float32) + 8 * scale if info.type_name == "Q4_1" else np.zeros_like(scale)
+        return Blocks(nibbles.view(np.int8) - np.int8(8), scale, offset, 4)
 
     def chunk_rows(self, name: str) -> int:
         """How many rows to read at once."""

@@ -79,6 +79,9 @@ class HuggingFaceSource:
             out.add_(self._norm_offset)
         self._unread.discard(stored_name)
 
+    def quantized(self, name: str, shape: tuple[int, int]) -> None:
+        self.require(name, shape)
+
     def unread(self) -> list[str]:
         return sorted(self._unread)
 

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from ostrya.engine.models.quantized import Quantized
 from ostrya.engine.models.spec import Activation, Attention
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
@@ -23,6 +24,22 @@ Kv = TypeVar("Kv")
 """What a backend keeps of one layer's keys and values."""
 
 
+class Matrix(Protocol):
+    """weight_OI of a product, not yet read: a backend reads what it wants to keep. Of one tensor, or of several below
+    each other."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def dense(self) -> torch.Tensor:
+        """In the dtype of the builder, which may keep the tensor."""
+        ...
+
+    def quantized(self) -> Quantized | None:
+        """As the checkpoint holds it; None where not all of it is at 4 or 8 bits in groups."""
+        ...
+
+
 class Builder(Protocol):
     """Makes operations of weights while a model is read. Takes over the tensors it is given."""
 
@@ -31,7 +48,11 @@ class Builder(Protocol):
         """In which it wants matrices and biases; norms come in float32."""
         ...
 
-    def linear(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> Linear: ...
+    def linear(self, matrix: Matrix, bias_O: torch.Tensor | None = None) -> Linear: ...
+
+    def head(self, matrix: Matrix) -> Linear:
+        """To logits; the matrix may be the embedding's table."""
+        ...
 
     def embedding(self, table_VD: torch.Tensor, scale: float) -> Embedding: ...
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from ostrya.engine.models.quantized import Quantized
 from ostrya.engine.models.spec import DecoderSpec
 from ostrya.errors import ModelLoadError
 
@@ -26,6 +27,9 @@ class WeightSource(Protocol):
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
         """Requires the tensor, then fills `out`, converting to its dtype."""
+
+    def quantized(self, name: str, shape: tuple[int, int]) -> Quantized | None:
+        """Requires the matrix; then as the checkpoint holds it, None where that is not at 4 or 8 bits in groups."""
 
     def unread(self) -> list[str]:
         """Tensors of the checkpoint that nobody asked for: parts of a model that we would compute wrongly."""

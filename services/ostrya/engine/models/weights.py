@@ -1,9 +1,13 @@
 """From a weight source to a decoder's weights: every name and shape a model needs is in here. Called by backends."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
 import torch
 
 from ostrya.engine.models.decoder import AttentionWeights, DecoderWeights, FfnWeights, LayerWeights
 from ostrya.engine.models.ops import Builder, Linear, Norm
+from ostrya.engine.models.quantized import Quantized, joined
 from ostrya.engine.models.source import WeightSource
 from ostrya.engine.models.spec import Attention, LayerSpec
 from ostrya.errors import ModelLoadError
@@ -13,13 +17,13 @@ def read_weights(source: WeightSource, builder: Builder) -> DecoderWeights:
     """ModelLoadError if a tensor is missing or has another shape, or if the checkpoint holds one that is not used."""
     spec = source.spec
     reader = _Reader(source, builder)
-    vocab_VD = (spec.vocab_size, spec.hidden)
-    table_VD = reader.values("token_embd.weight", vocab_VD)
+    table = reader.matrix({"token_embd": spec.vocab_size}, spec.hidden)
+    table = replace(table, read=table.dense())
     weights = DecoderWeights(
-        embedding=builder.embedding(table_VD, spec.embedding_scale),
+        embedding=builder.embedding(table.dense(), spec.embedding_scale),
         layers=tuple(reader.layer(i, layer) for i, layer in enumerate(spec.layers)),
         norm=reader.norm("output_norm"),
-        head=builder.linear(table_VD if spec.tied_embeddings else reader.values("output.weight", vocab_VD)),
+        head=builder.head(table if spec.tied_embeddings else reader.matrix({"output": spec.vocab_size}, spec.hidden)),
     )
     if unread := source.unread():
         # A bias or a query norm, say: another model than the one computed here.
@@ -27,6 +31,37 @@ def read_weights(source: WeightSource, builder: Builder) -> DecoderWeights:
             f"{len(unread)} tensors of the checkpoint are not part of a model of its kind, first {unread[0]}"
         )
     return weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Matrix:
+    """A Matrix."""
+
+    source: WeightSource
+    rows_of: Mapping[str, int]
+    """Tensor -> how many rows it has, in the order in which they stand below each other."""
+    num_inputs: int
+    dtype: torch.dtype
+    read: torch.Tensor | None = None
+    """What `dense` gives, if it is there already."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(self.rows_of.values()), self.num_inputs
+
+    def dense(self) -> torch.Tensor:
+        if self.read is not None:
+            return self.read
+        return _stacked(self.source, "weight", self.rows_of, (self.num_inputs,), self.dtype)
+
+    def quantized(self) -> Quantized | None:
+        parts = []
+        for name, num_rows in self.rows_of.items():
+            part = self.source.quantized(f"{name}.weight", (num_rows, self.num_inputs))
+            if part is None:
+                return None
+            parts.append(part)
+        return joined(parts)
 
 
 class _Reader:
@@ -48,14 +83,13 @@ class _Reader:
         )
 
     def norm(self, name: str) -> Norm:
-        return self._builder.norm(self.values(f"{name}.weight", (self._hidden,), torch.float32), self._eps)
+        return self._builder.norm(self._norm_weight(name, self._hidden), self._eps)
 
-    def values(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """One tensor; in the builder's dtype unless told otherwise."""
-        self._source.require(name, shape)
-        out = torch.empty(shape, dtype=dtype or self._builder.dtype)
-        self._source.read_into(name, out)
-        return out
+    def matrix(self, rows_of: Mapping[str, int], num_inputs: int) -> _Matrix:
+        return _Matrix(source=self._source, rows_of=rows_of, num_inputs=num_inputs, dtype=self._builder.dtype)
+
+    def _norm_weight(self, name: str, size: int) -> torch.Tensor:
+        return _stacked(self._source, "weight", {name: size}, (), torch.float32)
 
     def _attention(self, block: str, layer: LayerSpec) -> AttentionWeights:
         sizes = layer.mixer.sizes
@@ -72,24 +106,25 @@ class _Reader:
     def _qk_norm(self, block: str, mixer: Attention) -> Norm:
         """One norm over queries and keys together: an operator costs more than its arithmetic."""
         sizes = mixer.sizes
-        q_H, k_H = (
-            self.values(f"{block}.attn_{which}_norm.weight", (sizes.head_dim,), torch.float32) for which in "qk"
-        )
+        q_H, k_H = (self._norm_weight(f"{block}.attn_{which}_norm", sizes.head_dim) for which in "qk")
         weight_CH = torch.cat([q_H.expand(sizes.num_heads, -1), k_H.expand(sizes.num_kv_heads, -1)])
         return self._builder.norm(weight_CH, self._eps)
 
     def _linear(self, rows_of: dict[str, int], num_inputs: int, *, biased: bool = False) -> Linear:
         """The matrices of that many rows each, as one."""
-        weight_OI = self._joined("weight", rows_of, (num_inputs,))
-        return self._builder.linear(weight_OI, self._joined("bias", rows_of, ()) if biased else None)
+        bias_O = _stacked(self._source, "bias", rows_of, (), self._builder.dtype) if biased else None
+        return self._builder.linear(self.matrix(rows_of, num_inputs), bias_O)
 
-    def _joined(self, kind: str, rows_of: dict[str, int], row_shape: tuple[int, ...]) -> torch.Tensor:
-        # All are asked for before memory is set aside.
-        for name, num_rows in rows_of.items():
-            self._source.require(f"{name}.{kind}", (num_rows, *row_shape))
-        out = torch.empty((sum(rows_of.values()), *row_shape), dtype=self._builder.dtype)
-        first = 0
-        for name, num_rows in rows_of.items():
-            self._source.read_into(f"{name}.{kind}", out[first : first + num_rows])
-            first += num_rows
-        return out
+
+def _stacked(
+    source: WeightSource, kind: str, rows_of: Mapping[str, int], row_shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    # All are asked for before memory is set aside.
+    for name, num_rows in rows_of.items():
+        source.require(f"{name}.{kind}", (num_rows, *row_shape))
+    out = torch.empty((sum(rows_of.values()), *row_shape), dtype=dtype)
+    first = 0
+    for name, num_rows in rows_of.items():
+        source.read_into(f"{name}.{kind}", out[first : first + num_rows])
+        first += num_rows
+    return out

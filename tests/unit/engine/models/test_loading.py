@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
 
-from ostrya.engine.backends.cpu_ops import CpuBuilder
+from ostrya.engine.backends.cpu_weights import CpuBuilder
 from ostrya.engine.models.gguf_file import SUPPORTED
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.spec import Rope
@@ -28,7 +28,7 @@ PROMPT = list(range(3, 43))
 
 
 def load(path: Path) -> None:
-    read_weights(open_source(path), CpuBuilder(torch.float32))
+    read_weights(open_source(path), CpuBuilder(torch.float32, "auto"))
 
 
 def logits(path: Path) -> torch.Tensor:

@@ -1,0 +1,161 @@
+"""How the CPU backend keeps a model's matrices: dense, at 4 or 8 bits, or both, each for the row counts at which it was
+measured to be faster. Called by cpu.py.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ostrya.engine.backends.cpu_ops import RmsNorm, look_up
+from ostrya.engine.backends.kernels.linear import make_linear
+from ostrya.engine.backends.kernels.quantized import fits_kernel, make_quantized_linear
+from ostrya.engine.config import Weights
+from ostrya.engine.models.ops import Embedding, Linear, Matrix, Norm
+from ostrya.engine.models.quantized import Bits, Quantized, rounded
+
+_ANY_ROWS = 1 << 30
+_MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_MEASURED_BYTES = 256 << 20
+"""Of dense matrices run through at each row count: more than caches hold, and little of a large model."""
+_NUM_ROUNDS = 5
+_HOPELESS = 0.7
+"""How fast the quantized copies may be before more rows are not tried: beyond the kernel's best they only fall back."""
+
+
+@dataclass(slots=True)
+class _Both:
+    """A Linear with two copies of its matrix."""
+
+    quantized: Linear
+    dense: Linear
+    num_inputs: int
+    dense_bytes: int
+    max_rows: int = 0
+    """Up to which the quantized copy is taken."""
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        return (self.quantized if x_TI.shape[0] <= self.max_rows else self.dense)(x_TI)
+
+
+@dataclass(slots=True)
+class _Part:
+    """The layers' matrices, or the head's."""
+
+    max_bits: Bits | None
+    """What is wider is rounded to it; None: nothing is."""
+    both: list[_Both] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    """How many matrices are kept in one way only, by its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """How matrices are kept in the end."""
+
+    layer_rows: int
+    """Up to so many rows, a row of the layers' products has the same bits whatever stands beside it, or nothing; above,
+    from MIN_ROWS rows up."""
+    head_rows: int
+    """The same of the head's."""
+    description: str
+
+
+class CpuBuilder:
+    """A Builder; `choose` ends it."""
+
+    def __init__(self, dtype: torch.dtype, weights: Weights) -> None:
+        self.dtype = dtype
+        self._is_auto = weights == "auto" and dtype is torch.bfloat16
+        self._dense_name = "bf16" if dtype is torch.bfloat16 else "f32"
+        max_bits: Bits | None = 4 if weights == "int4" else 8 if weights == "int8" else None
+        self._layers = _Part(max_bits)
+        # Files at 4 bits have this one at 8: it decides between tokens.
+        self._head = _Part(max_bits and 8)
+
+    def linear(self, matrix: Matrix, bias_O: torch.Tensor | None = None) -> Linear:
+        return self._kept(self._layers, matrix, bias_O)
+
+    def head(self, matrix: Matrix) -> Linear:
+        return self._kept(self._head, matrix, None)
+
+    def embedding(self, table_VD: torch.Tensor, scale: float) -> Embedding:
+        return look_up(table_VD, scale)
+
+    def norm(self, weight: torch.Tensor, eps: float) -> Norm:
+        return RmsNorm(weight, eps)
+
+    def choose(self, max_rows: int) -> Kept:
+        """Measures both copies of the matrices that have two, at 1 to `max_rows` rows, and drops what is slower."""
+        layer_rows, layers = self._chosen(self._layers, max_rows)
+        head_rows, head = self._chosen(self._head, max_rows)
+        return Kept(layer_rows=layer_rows, head_rows=head_rows, description=f"layers {layers}; head {head}")
+
+    def _kept(self, part: _Part, matrix: Matrix, bias_O: torch.Tensor | None) -> Linear:
+        quantized, was_rounded = self._quantized(part, matrix)
+        if quantized is not None and part.max_bits is not None:
+            part.kinds[f"{quantized.bits} bits{' (rounded)' if was_rounded else ''}"] += 1
+            return make_quantized_linear(quantized, bias_O)
+        weight_OI = matrix.dense()
+        if quantized is None:
+            part.kinds[self._dense_name] += 1
+            return make_linear(weight_OI, bias_O)
+        both = _Both(
+            make_quantized_linear(quantized, bias_O), make_linear(weight_OI, bias_O), matrix.shape[1], weight_OI.nbytes
+        )
+        part.both.append(both)
+        return both
+
+    def _quantized(self, part: _Part, matrix: Matrix) -> tuple[Quantized | None, bool]:
+        """None: dense; else also whether it has been rounded."""
+        if not fits_kernel(matrix.shape) or not (self._is_auto or part.max_bits):
+            return None, False
+        quantized = matrix.quantized()
+        if part.max_bits is None or (quantized is not None and quantized.bits <= part.max_bits):
+            return quantized, False
+        return rounded(matrix.dense(), part.max_bits), True
+
+    def _chosen(self, part: _Part, max_rows: int) -> tuple[int, str]:
+        kinds = [f"{kind} x {count}" if len(part.kinds) > 1 else kind for kind, count in part.kinds.items()]
+        if not part.both:
+            return (0 if self._dense_name in part.kinds else _ANY_ROWS), ", ".join(kinds)
+        limit, measured = 0, []
+        for rows in _MEASURED_ROWS:
+            if rows > max_rows:
+                break
+            gain = _gain(part.both, rows)
+            measured.append(f"{gain:.2f} at {rows}")
+            if gain >= 1:
+                limit = rows
+            elif gain < _HOPELESS:
+                break
+        for both in part.both:
+            both.max_rows = limit
+            if not limit:
+                both.quantized = both.dense
+        kinds.append(f"quantized up to {limit} rows, {self._dense_name} beyond" if limit else self._dense_name)
+        return (0 if part.kinds else limit), f"{', '.join(kinds)} (speed of quantized, rows: {', '.join(measured)})"
+
+
+def _gain(both: Sequence[_Both], rows: int) -> float:
+    """How many times as fast the quantized copies are."""
+    num_bytes, chosen = 0, list[_Both]()
+    for one in both:
+        if chosen and num_bytes > _MEASURED_BYTES:
+            break
+        chosen.append(one)
+        num_bytes += one.dense_bytes
+    inputs = {one.num_inputs: torch.randn(rows, one.num_inputs, dtype=torch.bfloat16) for one in chosen}
+    quantized_s = dense_s = float("inf")
+    for _ in range(_NUM_ROUNDS):
+        began = time.perf_counter()
+        for one in chosen:
+            one.quantized(inputs[one.num_inputs])
+        between = time.perf_counter()
+        for one in chosen:
+            one.dense(inputs[one.num_inputs])
+        quantized_s = min(quantized_s, between - began)
+        dense_s = min(dense_s, time.perf_counter() - between)
+    return dense_s / quantized_s
