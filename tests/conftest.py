@@ -1,6 +1,10 @@
-"""For every test: it leaves nothing behind, and it shares a process with those that share a fixture with it."""
+"""For every test: it ends, leaves nothing behind, and shares a process with those that share a fixture with it."""
 
+import asyncio
+import inspect
 import os
+from collections.abc import Awaitable, Callable
+from functools import wraps
 from pathlib import Path
 
 import pytest
@@ -25,6 +29,26 @@ _FIRST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((n for n, name in enumerate(_FIRST) if item.nodeid.startswith(name)), len(_FIRST)))
+
+
+_LIMIT_S = 300
+"""Several times what the longest takes on a busy machine; whatever waits so long waits for ever."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+        item.obj = _limited(item.obj)
+
+
+def _limited(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """The test; if it hangs it fails, and the traceback ends where it waited."""
+
+    @wraps(test)
+    async def limited(*fixtures: object, **named: object) -> None:
+        async with asyncio.timeout(_LIMIT_S):
+            await test(*fixtures, **named)
+
+    return limited
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> "ByFile":
