@@ -19,7 +19,6 @@ from pathlib import Path
 from ostrya.text.packaged import packaged_file
 from tests.bench import serving
 from tests.bench.rounds import MAX_ROUNDS, Case, Sides, Times, measure, prompts
-from tests.bench.side_ours import has_weights
 from tests.bench.sides import NotRun, Side
 
 MODEL = "smollm2-135m-instruct"
@@ -28,8 +27,10 @@ SHARED_TOKENS, TAIL_TOKENS = 1024, 32
 GOAL_HIT_RATIO, GOAL_START_S, GOAL_RESIDENT_MB = 0.15, 5.0, 600
 NUM_STARTS = 3
 
-OURS = tuple(f"ours {weights}" for weights in (("int4", "int8", "bf16") if has_weights() else ("bf16",)))
+OURS = ("ours auto", "ours bf16")
 LLAMA, VLLM, TRANSFORMERS = "llama.cpp q4_1", "vLLM bf16", "transformers bf16"
+ALONE = ("ours int4",)
+"""At no more than 4 bits whatever the batch: for whoever asks for it."""
 DEFAULT = (*OURS, LLAMA, VLLM, TRANSFORMERS)
 FLOAT32 = ("ours f32", "transformers f32")
 
@@ -58,7 +59,7 @@ def decode(batch: int) -> Case:
 
 PREFILL = Case(what=f"prefill of {PREFILL_TOKENS} tokens", batch=1, prompt_tokens=PREFILL_TOKENS, num_new=1)
 PLAN: tuple[tuple[Case, Sequence[Pair]], ...] = (
-    # Ours with the weights that llama.cpp has: 4 bits.
+    # Ours with the weights that llama.cpp has, at 4 bits.
     (
         decode(1),
         (Pair(ours=OURS[:1], peers=[LLAMA], goal_ratio=1.2), Pair(peers=[VLLM]), Pair(peers=[TRANSFORMERS]), F32),
@@ -139,10 +140,9 @@ def hits(sides: Sides, rounds: int) -> Iterator[tuple[str, bool]]:
         yield f"{text}  (goal {GOAL_HIT_RATIO:.0%})", ratio <= GOAL_HIT_RATIO
 
 
-def worker(install: Install) -> Iterator[tuple[str, bool]]:
-    """Start and memory of a worker with 4-bit weights, or with what this engine has."""
+def worker(install: Install, weights: str) -> Iterator[tuple[str, bool]]:
+    """Start and memory of a worker."""
     [prompt] = prompts(1, PREFILL_TOKENS, salt=0)
-    weights = OURS[0].removeprefix("ours ")
     serve = partial(serving.serve, install.gguf, weights, threads=install.threads, directory=install.directory)
     runs = [serve(prompt=prompt) for _ in range(NUM_STARTS)]
     start_s = statistics.median(run.start_s for run in runs)
@@ -178,7 +178,8 @@ def run(install: Install, names: Sequence[str], rounds: int) -> Iterator[tuple[s
         yield from hits(sides, rounds)
     if VLLM in names and VLLM not in sides.not_run:
         yield from vllm_start(install)
-    yield from worker(install)
+    for weights in ("auto", "int4"):
+        yield from worker(install, weights)
 
 
 def main() -> None:
@@ -187,7 +188,7 @@ def main() -> None:
         parser.add_argument(f"--{peer}", required=True, help="python of its venv")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5, choices=range(1, MAX_ROUNDS), metavar="ROUNDS")
-    parser.add_argument("--sides", nargs="*", default=DEFAULT, choices=(*DEFAULT, *FLOAT32), metavar="SIDE")
+    parser.add_argument("--sides", nargs="*", default=DEFAULT, choices=(*DEFAULT, *ALONE, *FLOAT32), metavar="SIDE")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ostrya-peers-") as directory:
         install = Install(

@@ -16,14 +16,8 @@ from tests.bench.answering import Generate, answer
 
 
 def weights_setting(weights: str) -> dict[str, str]:
-    """The engine's settings for one type of weights: int4, int8, bf16 or f32."""
-    dtype = "float32" if weights == "f32" else "bfloat16"
-    return {"dtype": dtype, "weights": weights} if has_weights() else {"dtype": dtype}
-
-
-def has_weights() -> bool:
-    """Whether this engine can be told the type of its weights beside its dtype."""
-    return "weights" in EngineConfig.__struct_fields__
+    """The engine's settings for one kind of weights."""
+    return {"dtype": "float32" if weights == "f32" else "bfloat16", "weights": weights}
 
 
 def load(arguments: list[str]) -> Generate:

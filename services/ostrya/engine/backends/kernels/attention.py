@@ -13,8 +13,9 @@ from ostrya.engine.models.spec import Attention
 from ostrya.engine.plan import StepPlan
 
 # Queries of a prefill row taken together. The kernel computes masked scores too, so smaller parts, each over its own
-# keys only, skip most of what lies ahead of a causal row; below 128 the calls cost more than they save.
-_MAX_QUERIES = 128
+# keys only, skip most of what lies ahead of a causal row. 256 take 0.83 to 0.9 times as long as 128 over 1,024 keys and
+# more, and as long over fewer: the kernel takes larger blocks of more queries.
+_MAX_QUERIES = 256
 
 
 def paged_attention_reference(
