@@ -5,6 +5,7 @@ aborts while a step runs. A shape costs nothing to compile here; shapes are stil
 what a compiled one would.
 """
 
+import ctypes
 import math
 import os
 import time
@@ -50,6 +51,7 @@ def load_runner(config: EngineConfig) -> tuple["CpuRunner", LoadedModel]:
     started = time.perf_counter()
     try:
         runner = device.submit(_inference, lambda: CpuRunner(config, device)).result()
+        _return_freed_memory()
     except BaseException:
         device.shutdown()
         raise
@@ -177,6 +179,12 @@ class CpuStep:
 def _inference(work: Callable[[], T]) -> T:
     with torch.inference_mode():
         return work()
+
+
+def _return_freed_memory() -> None:
+    """Loading needs more than what stays, and glibc keeps it: 200 MB of 650 for SmolLM2 at 4 bits."""
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -18,9 +18,11 @@ from ostrya.engine.models.quantized import Bits, Quantized, rounded
 
 _ANY_ROWS = 1 << 30
 _MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64)
-_MEASURED_BYTES = 256 << 20
+_MEASURED_BYTES = 128 << 20
 """Of dense matrices run through at each row count: more than caches hold, and little of a large model."""
-_NUM_ROUNDS = 5
+_NUM_ROUNDS = 3
+_MIN_GAIN = 1.1
+"""Less is within what other processes make of a measurement, and not worth another rounding."""
 _HOPELESS = 0.7
 """How fast the quantized copies may be before more rows are not tried: beyond the kernel's best they only fall back."""
 
@@ -127,7 +129,7 @@ class CpuBuilder:
                 break
             gain = _gain(part.both, rows)
             measured.append(f"{gain:.2f} at {rows}")
-            if gain >= 1:
+            if gain >= _MIN_GAIN:
                 limit = rows
             elif gain < _HOPELESS:
                 break
