@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from ostrya.api.v1 import admin_pb2
+from ostrya.api.v1 import admin_pb2, worker_pb2, worker_pb2_grpc
 from ostrya.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -78,6 +79,16 @@ async def wait_ready(client: "AsyncClient", num_replicas: int, *, timeout_s: flo
                 await asyncio.sleep(REFRESH_S)
     except TimeoutError:
         raise Unavailable(f"{num} of {num_replicas} replicas are READY after {timeout_s:.0f} s; see the logs") from None
+
+
+async def weights_of(stack: "Stack", name: str) -> str:
+    """How a worker keeps its matrices, in its words. Unavailable when it does not answer."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{stack.ports[name]}") as channel:
+        worker: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(channel)
+        try:
+            return (await worker.GetInfo(worker_pb2.GetInfoRequest(), timeout=READY_TIMEOUT_S)).weights
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(f"{name} was ready and does not answer: {error.details()}") from None
 
 
 async def num_ready(client: "AsyncClient") -> int:

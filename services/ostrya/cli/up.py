@@ -115,7 +115,7 @@ def _teller(console: "Console") -> Callable[[str], None]:
 
 
 async def _start(stack: "Stack", console: "Console") -> None:
-    from ostrya.cli.startup import wait_ready, wait_serving
+    from ostrya.cli.startup import wait_ready, wait_serving, weights_of
     from ostrya.client import AsyncClient
 
     console.print(f"logs of every process: {stack.directory}", soft_wrap=True)
@@ -124,6 +124,7 @@ async def _start(stack: "Stack", console: "Console") -> None:
     await wait_serving(stack, console)
     async with AsyncClient(stack.target) as client:
         await wait_ready(client, len(stack.workers))
+    console.print(f"weights: {await weights_of(stack, stack.workers[0])}", markup=False, soft_wrap=True)
 
 
 async def first_answer(target: str, began: float, console: "Console") -> None:

@@ -108,6 +108,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             state_schema=keys.SCHEMA,
             time_s=time.time(),
             version=version("ostrya"),
+            weights=info.weights,
         )
 
     @status.translated

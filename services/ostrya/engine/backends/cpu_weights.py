@@ -33,6 +33,7 @@ class _Both:
 
     quantized: Linear
     dense: Linear
+    bits: Bits
     num_inputs: int
     dense_bytes: int
     max_rows: int = 0
@@ -105,7 +106,11 @@ class CpuBuilder:
             part.kinds[self._dense_name] += 1
             return make_linear(weight_OI, bias_O)
         both = _Both(
-            make_quantized_linear(quantized, bias_O), make_linear(weight_OI, bias_O), matrix.shape[1], weight_OI.nbytes
+            quantized=make_quantized_linear(quantized, bias_O),
+            dense=make_linear(weight_OI, bias_O),
+            bits=quantized.bits,
+            num_inputs=matrix.shape[1],
+            dense_bytes=weight_OI.nbytes,
         )
         part.both.append(both)
         return both
@@ -123,12 +128,12 @@ class CpuBuilder:
         kinds = [f"{kind} x {count}" if len(part.kinds) > 1 else kind for kind, count in part.kinds.items()]
         if not part.both:
             return (0 if self._dense_name in part.kinds else _ANY_ROWS), ", ".join(kinds)
-        limit, measured = 0, []
+        limit, measured = 0, list[str]()
         for rows in _MEASURED_ROWS:
             if rows > max_rows:
                 break
             gain = _gain(part.both, rows)
-            measured.append(f"{gain:.2f} at {rows}")
+            measured.append(f"{gain:.2f} at {rows}{'' if measured else ' row'}")
             if gain >= _MIN_GAIN:
                 limit = rows
             elif gain < _HOPELESS:
@@ -137,8 +142,9 @@ class CpuBuilder:
             both.max_rows = limit
             if not limit:
                 both.quantized = both.dense
-        kinds.append(f"quantized up to {limit} rows, {self._dense_name} beyond" if limit else self._dense_name)
-        return (0 if part.kinds else limit), f"{', '.join(kinds)} (speed of quantized, rows: {', '.join(measured)})"
+        bits = f"{' and '.join(sorted({str(both.bits) for both in part.both}))} bits"
+        kinds.append(f"{bits} up to {limit} rows, {self._dense_name} beyond" if limit else self._dense_name)
+        return (0 if part.kinds else limit), f"{', '.join(kinds)} ({bits}: {', '.join(measured)} times as fast)"
 
 
 def _gain(both: Sequence[_Both], rows: int) -> float:

@@ -107,11 +107,11 @@ def test_padding_is_needed_where_one_matrix_is_dense(weights: Weights, layers: l
 @pytest.mark.parametrize(
     ("gains", "max_rows", "limit", "reason"),
     [
-        ([3.0, 2.5, 2.0, 0.8, 0.4], 64, 4, "3.00 at 1, 2.50 at 2, 2.00 at 4, 0.80 at 8, 0.40 at 16"),
+        ([3.0, 2.5, 2.0, 0.8, 0.4], 64, 4, "3.00 at 1 row, 2.50 at 2, 2.00 at 4, 0.80 at 8, 0.40 at 16"),
         # One count measured while something else ran does not decide for the others.
-        ([0.9, 2.5, 1.2, 0.5], 64, 4, "0.90 at 1, 2.50 at 2, 1.20 at 4, 0.50 at 8"),
-        ([0.6], 64, 0, "0.60 at 1"),
-        ([3.0, 2.5, 2.0], 4, 4, "3.00 at 1, 2.50 at 2, 2.00 at 4"),
+        ([0.9, 2.5, 1.2, 0.5], 64, 4, "0.90 at 1 row, 2.50 at 2, 1.20 at 4, 0.50 at 8"),
+        ([0.6], 64, 0, "0.60 at 1 row"),
+        ([3.0, 2.5, 2.0], 4, 4, "3.00 at 1 row, 2.50 at 2, 2.00 at 4"),
     ],
 )
 def test_of_two_copies_the_faster_is_taken(
@@ -121,8 +121,8 @@ def test_of_two_copies_the_faster_is_taken(
     monkeypatch.setattr(cpu_weights, "_gain", lambda both, rows: next(measured))
     found, (linear, _) = kept("auto", [FOUR], WIDE, max_rows=max_rows)
     assert next(measured, None) is None
-    words = f"quantized up to {limit} rows, bf16 beyond" if limit else "bf16"
-    assert found.description == f"layers {words} (speed of quantized, rows: {reason}); head bf16"
+    words = f"4 bits up to {limit} rows, bf16 beyond" if limit else "bf16"
+    assert found.description == f"layers {words} (4 bits: {reason} times as fast); head bf16"
     assert (found.layer_rows, found.head_rows) == (limit, 0)
     four, wide = make_quantized_linear(rounded(FOUR.weight_OI, 4)), FOUR.dense()
     for num_rows in (1, 2, 4, 8, 32):
@@ -135,8 +135,8 @@ def test_of_two_copies_the_faster_is_taken(
 
 def test_both_copies_are_measured() -> None:
     found, _ = kept("auto", [FOUR, FOUR], EIGHT)
-    assert "at 1" in found.description
-    assert found.description.count("speed of quantized") == 2
+    assert "(4 bits: " in found.description
+    assert "(8 bits: " in found.description
 
 
 def test_in_float32_auto_is_dense() -> None:
