@@ -186,6 +186,7 @@ class FakeModel:
     context_tokens: int = CONTEXT_TOKENS
     vocab_size: int = VOCAB_SIZE
     load_s: float = 0.25
+    weights: str = "none"
 
 
 def load_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:

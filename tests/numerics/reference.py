@@ -31,7 +31,8 @@ class ReferenceBuilder:
     def head(self, matrix: Matrix) -> Linear:
         return self.linear(matrix)
 
-    def embedding(self, table_VD: torch.Tensor, scale: float) -> Embedding:
+    def embedding(self, table: Matrix, scale: float) -> Embedding:
+        table_VD = table.dense()
         return lambda token_ids_T: table_VD.index_select(0, token_ids_T) * scale
 
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:

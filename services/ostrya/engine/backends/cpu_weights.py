@@ -84,8 +84,11 @@ class CpuBuilder:
     def head(self, matrix: Matrix) -> Linear:
         return self._kept(self._head, matrix, None)
 
-    def embedding(self, table_VD: torch.Tensor, scale: float) -> Embedding:
-        return look_up(table_VD, scale)
+    def embedding(self, table: Matrix, scale: float) -> Embedding:
+        quantized = table.quantized() if self._head.max_bits else None
+        if quantized is None:
+            return look_up(table.dense(), scale)
+        return lambda token_ids_T: quantized.rows(token_ids_T).dense().mul_(scale)
 
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:
         return RmsNorm(weight, eps)

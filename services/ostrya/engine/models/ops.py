@@ -51,10 +51,12 @@ class Builder(Protocol):
     def linear(self, matrix: Matrix, bias_O: torch.Tensor | None = None) -> Linear: ...
 
     def head(self, matrix: Matrix) -> Linear:
-        """To logits; the matrix may be the embedding's table."""
+        """To logits; the matrix may be the embedding's table, whose dense values are then read once for both."""
         ...
 
-    def embedding(self, table_VD: torch.Tensor, scale: float) -> Embedding: ...
+    def embedding(self, table: Matrix, scale: float) -> Embedding:
+        """Rows of table_VD, scaled."""
+        ...
 
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:
         """`weight` is [D], or [heads, D] where each head has its own."""

@@ -4,7 +4,7 @@ Shapes: O outputs, I inputs, G = I / GROUP groups of a row, g = GROUP.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -31,6 +31,12 @@ class Quantized:
         """weight_OI in float32."""
         q_OGg = self.q_OI.float().view(*self.scale_OG.shape, GROUP)
         return q_OGg.mul_(self.scale_OG[..., None]).add_(self.offset_OG[..., None]).flatten(1)
+
+    def rows(self, index_N: torch.Tensor) -> "Quantized":
+        """These rows of it."""
+        return replace(
+            self, q_OI=self.q_OI[index_N], scale_OG=self.scale_OG[index_N], offset_OG=self.offset_OG[index_N]
+        )
 
 
 def joined(parts: Sequence[Quantized]) -> Quantized:

@@ -1,7 +1,8 @@
 """From a weight source to a decoder's weights: every name and shape a model needs is in here. Called by backends."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -17,10 +18,9 @@ def read_weights(source: WeightSource, builder: Builder) -> DecoderWeights:
     """ModelLoadError if a tensor is missing or has another shape, or if the checkpoint holds one that is not used."""
     spec = source.spec
     reader = _Reader(source, builder)
-    table = reader.matrix({"token_embd": spec.vocab_size}, spec.hidden)
-    table = replace(table, read=table.dense())
+    table = _ReadOnce(reader.matrix({"token_embd": spec.vocab_size}, spec.hidden))
     weights = DecoderWeights(
-        embedding=builder.embedding(table.dense(), spec.embedding_scale),
+        embedding=builder.embedding(table, spec.embedding_scale),
         layers=tuple(reader.layer(i, layer) for i, layer in enumerate(spec.layers)),
         norm=reader.norm("output_norm"),
         head=builder.head(table if spec.tied_embeddings else reader.matrix({"output": spec.vocab_size}, spec.hidden)),
@@ -42,16 +42,12 @@ class _Matrix:
     """Tensor -> how many rows it has, in the order in which they stand below each other."""
     num_inputs: int
     dtype: torch.dtype
-    read: torch.Tensor | None = None
-    """What `dense` gives, if it is there already."""
 
     @property
     def shape(self) -> tuple[int, int]:
         return sum(self.rows_of.values()), self.num_inputs
 
     def dense(self) -> torch.Tensor:
-        if self.read is not None:
-            return self.read
         return _stacked(self.source, "weight", self.rows_of, (self.num_inputs,), self.dtype)
 
     def quantized(self) -> Quantized | None:
@@ -62,6 +58,14 @@ class _Matrix:
                 return None
             parts.append(part)
         return joined(parts)
+
+
+class _ReadOnce:
+    """A Matrix that several operations share the dense values of."""
+
+    def __init__(self, matrix: _Matrix) -> None:
+        self.shape, self.quantized = matrix.shape, matrix.quantized
+        self.dense = cache(matrix.dense)
 
 
 class _Reader:
