@@ -49,8 +49,8 @@ def load_runner(config: EngineConfig) -> tuple["CpuRunner", LoadedModel]:
     """Reads the weights and sets the KV pages aside. ModelLoadError when they cannot be used, ConfigError for a
     context too long."""
     threads = config.num_threads or os.cpu_count() or 1
-    # Loading takes more memory than what stays. glibc keeps what is freed, 200 MB of 650 for SmolLM2 at 4 bits, until it
-    # is told to trim; and what lies at the end of another arena than the first, 100 MB, also then.
+    # Loading takes more memory than what stays. glibc keeps what is freed until it is told to trim (200 MB of 650 for
+    # SmolLM2 at 4 bits), and what lies at the end of another arena than the first also then (100 MB).
     _glibc("mallopt", _M_ARENA_MAX, 1)
     # The thread count is per thread with OpenMP: set where the work is done.
     device = ThreadPoolExecutor(1, "device", initializer=partial(torch.set_num_threads, threads))
