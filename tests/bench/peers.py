@@ -118,12 +118,14 @@ def report(times: Times, pairs: Sequence[Pair], not_run: dict[str, str]) -> Iter
     for pair in pairs:
         ours, peer = times.best(pair.ours), times.best(pair.peers)
         goal = f"  (goal {pair.goal_ratio})" if pair.goal_ratio else ""
+        lost = "; ".join(f"{name} not run: {not_run[name]}" for name in pair.peers if name in not_run)
         if ours and peer:
             ratio = times.ratio(ours, peer)
             holds = ratio >= (pair.goal_ratio or 0)
-            yield f"  {f'{ours} / {peer}':39} {ratio:5.2f} x{goal}{'' if holds else '  MISSED'}", holds
-        elif why := [f"{name} not run: {not_run[name]}" for name in pair.peers if name in not_run]:
-            yield f"  {'; '.join(why)}{goal}", True
+            said = f"{goal}{'' if holds else '  MISSED'}{f'  ({lost})' if lost else ''}"
+            yield f"  {f'{ours} / {peer}':39} {ratio:5.2f} x{said}", holds
+        elif lost:
+            yield f"  {lost}{goal}", True
 
 
 def hits(sides: Sides, rounds: int) -> Iterator[tuple[str, bool]]:

@@ -98,7 +98,10 @@ def _worker(gguf: Path, weights: str, threads: int, log: Path) -> Iterator[tuple
             yield process.pid, channel, time.perf_counter() - started
     finally:
         process.terminate()
-        process.wait(START_LIMIT_S)
+        try:
+            process.wait(START_LIMIT_S)
+        finally:
+            process.kill()
 
 
 def _is_serving(channel: grpc.Channel) -> bool:

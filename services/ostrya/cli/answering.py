@@ -105,6 +105,8 @@ class Choices:
     """Answers to the one prompt, printed when all are there."""
     logprobs: int | None = None
     """Log probabilities of the answer's tokens and of so many of the likeliest beside each, on stderr."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens but the first."""
 
     def options(self) -> "GenerateOptions":
         """For the client."""
@@ -125,11 +127,14 @@ def print_answers(stream: "Stream", console: Console, notes: Console | None) -> 
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     if notes is None:
         return
+    scored = [(f"prompt, token {number}", one) for number, one in enumerate(stream.prompt_logprobs, start=2)]
     for chunk in chunks:
-        for token_id, one in zip(chunk.token_ids, chunk.logprobs, strict=False):
-            top = ", ".join(f"{other} {logprob:.4f}" for other, logprob in one.top)
-            line = f"[{chunk.choice}] token {token_id} {one.logprob:.4f}" + (f"; likeliest {top}" if top else "")
-            notes.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+        pairs = zip(chunk.token_ids, chunk.logprobs, strict=False)
+        scored += [(f"[{chunk.choice}] token {token_id}", one) for token_id, one in pairs]
+    for what, one in scored:
+        top = ", ".join(f"{other} {logprob:.4f}" for other, logprob in one.top)
+        line = f"{what} {one.logprob:.4f}" + (f"; likeliest {top}" if top else "")
+        notes.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
     notes.print(cost_line(stream, first_s, first_s), style="dim", highlight=False, soft_wrap=True)
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ostrya.cli.report import FAILED, INTERRUPTED, reported
-from ostrya.engine.config import Weights
+from ostrya.engine.config import Weights, weights_problem
+from ostrya.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,9 +45,11 @@ def up(
     from ostrya.cli.stack import StackOptions
     from ostrya.text.source import resolve_model
 
-    with reported():
-        resolve_model(model)
     chosen = dtype or ("float32" if check or weights == "f32" else "bfloat16")
+    with reported():
+        if problem := weights_problem(weights, chosen):
+            raise ConfigError([problem])
+        resolve_model(model)
     options = StackOptions(num_workers=workers, model=model, port=port, dtype=chosen, weights=weights)
     directory = Path(tempfile.mkdtemp(prefix="ostrya-"))
     code = FAILED

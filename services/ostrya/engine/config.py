@@ -11,6 +11,12 @@ Weights = Literal["auto", "int4", "int8", "bf16", "f32"]
 _DTYPE_OF = {"int4": "bfloat16", "int8": "bfloat16", "bf16": "bfloat16", "f32": "float32"}
 
 
+def weights_problem(weights: Weights, dtype: str) -> str | None:
+    """Why they cannot go together."""
+    needed = _DTYPE_OF.get(weights, dtype)
+    return None if dtype == needed else f"weights is {weights} and dtype {dtype}; with these weights dtype is {needed}"
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine is built. Every default serves SmolLM2-135M on two CPU cores."""
 
@@ -60,8 +66,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             problems.append(f"tensor_parallel is {self.tensor_parallel}; it must be at least 1")
         elif self.tensor_parallel > 1 and self.backend == "cpu":
             problems.append(f"tensor_parallel is {self.tensor_parallel}; backend cpu has one device: it must be 1")
-        if (needed := _DTYPE_OF.get(self.weights, self.dtype)) != self.dtype:
-            problems.append(f"weights is {self.weights} and dtype {self.dtype}; with these weights dtype is {needed}")
+        if problem := weights_problem(self.weights, self.dtype):
+            problems.append(problem)
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             problems.append(f"page_size is {self.page_size}; it must be a power of two")
         if self.num_pages < 2:

@@ -83,9 +83,10 @@ def test_a_bias_that_is_none_is_a_mistake_in_the_command(run: Run, router: FakeR
 
 
 def test_generate_prints_several_answers_one_after_the_other(run: Run) -> None:
-    result = run("generate", "hi", "--n", "2", "--logprobs", "1")
+    result = run("generate", "hi", "--n", "2", "--logprobs", "1", "--prompt-logprobs", "1")
     assert result.stdout == "[0] Ironwood is hard.\n[1] IRONWOOD IS HARD.\n"
     assert "[1] token 3 -3.0000; likeliest 0 -0.5000" in result.stderr
+    assert "prompt, token 2 -100.0000; likeliest 0 -0.5000" in result.stderr
     assert run("generate", "hi", "--logprobs", "0", "--quiet").stdout == "Ironwood is hard.\n"
 
 

@@ -158,6 +158,17 @@ def test_no_parameter_is_ignored(stack: Stack, name: str) -> None:
     assert answer(stack, EVERY[name]).tokens != answer(stack, bare(EVERY[name])).tokens
 
 
+@pytest.mark.parametrize("changed", [{"temperature": 0.4}, {"top_k": 3}, {"top_p": 0.2}, {"seed": 4}], ids=str)
+def test_nor_is_one_of_those_that_were_there_before(stack: Stack, changed: dict[str, float]) -> None:
+    assert answer(stack, sampled(**changed)).tokens != answer(stack, PLAIN).tokens
+
+
+@pytest.mark.parametrize("changed", [{"temperature": 0}, {"temperature": 1e-4}, {"top_k": 1}, {"top_p": 1e-6}], ids=str)
+def test_what_leaves_one_token_gives_the_likeliest(stack: Stack, changed: dict[str, float]) -> None:
+    scored = answer(stack, sampled(**changed, num_top=1))
+    assert [score.logprob for score in scored.scores] == [score.top_logprobs[0] for score in scored.scores]
+
+
 @pytest.mark.parametrize(("chunk", "num_pages"), [(64, 128), (3, 128), (64, 24)])
 def test_alone_together_in_chunks_and_preempted_the_tokens_and_scores_are_the_same(
     stack: Stack, chunk: int, num_pages: int

@@ -12,6 +12,7 @@ import torch
 from ostrya.engine.backends.cpu_ops import RmsNorm, look_up
 from ostrya.engine.backends.kernels.linear import make_linear
 from ostrya.engine.backends.kernels.quantized import fits_kernel, make_quantized_linear
+from ostrya.engine.buckets import MIN_ROWS
 from ostrya.engine.config import Weights
 from ostrya.engine.models.ops import Embedding, Linear, Matrix, Norm
 from ostrya.engine.models.quantized import Bits, Quantized, rounded
@@ -125,18 +126,19 @@ class CpuBuilder:
         quantized = matrix.quantized()
         if part.max_bits is None or (quantized is not None and quantized.bits <= part.max_bits):
             return quantized, False
-        return rounded(matrix.dense(), part.max_bits), True
+        return rounded(matrix.dense() if quantized is None else quantized.dense(), part.max_bits), True
 
     def _chosen(self, part: _Part, max_rows: int) -> tuple[int, str]:
         kinds = [f"{kind} x {count}" if len(part.kinds) > 1 else kind for kind, count in part.kinds.items()]
         if not part.both:
             return (0 if self._dense_name in part.kinds else _ANY_ROWS), ", ".join(kinds)
         limit, measured = 0, list[str]()
-        for rows in _MEASURED_ROWS:
-            if rows > max_rows:
-                break
+        # Where one matrix is dense, fewer are padded.
+        first_rows = MIN_ROWS if part.kinds else 1
+        for rows in (rows for rows in _MEASURED_ROWS if first_rows <= rows <= max_rows):
             gain = _gain(part.both, rows)
-            measured.append(f"{gain:.2f} at {rows}{'' if measured else ' row'}")
+            unit = "" if measured else " row" if rows == 1 else " rows"
+            measured.append(f"{gain:.2f} at {rows}{unit}")
             if gain >= _MIN_GAIN:
                 limit = rows
             elif gain < _HOPELESS:
