@@ -88,3 +88,5 @@ def test_overlap_changes_no_token(loaded: tuple[CpuRunner, EngineConfig]) -> Non
         num_preemptions[overlap] += engine.load().num_preemptions
         alone = fresh(overlap=overlap, chunk=chunk)
         assert [generate(alone, [row])[0] for row in (2, 2)] == [expected[2]] * 2
+    assert num_preemptions[False] > 0
+    assert num_preemptions[True] > 0
