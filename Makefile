@@ -27,7 +27,7 @@ define new-venv
 $(if $(call new-enough,$(1)),$(error $(refusal)))test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 endef
 
-.PHONY: serve check test test-beside test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-huge fuzz bench-peers bench-host bench-capacity golden clean
+.PHONY: serve check test test-beside test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-huge fuzz bench-peers bench-host bench-forms bench-capacity golden clean
 
 serve: $(SERVING)  ## Redis, router and two workers on this machine; streams one answer
 	$(BIN)/ostrya up --workers $(WORKERS)
@@ -89,6 +89,9 @@ bench-peers: $(STAMP) $(PEER)/.installed  ## beside llama.cpp, vLLM and transfor
 
 bench-host: $(STAMP)  ## what a step costs the host, and how long a device waits between steps
 	$(BIN)/python -m tests.bench.host
+
+bench-forms: $(STAMP)  ## what structured output adds to a step
+	$(BIN)/python -m tests.bench.forms
 
 bench-capacity: $(STAMP)
 	$(BIN)/python -m tests.bench.capacity
