@@ -9,6 +9,8 @@ import statistics
 import time
 from itertools import count, pairwise
 
+import msgspec
+
 from ostrya.engine.backends.cpu import load_runner
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.engine import Engine
@@ -46,7 +48,8 @@ class Bench:
         """Of decoding, in the median; the first tokens are not counted."""
         for prompt in prompts(BATCH, PROMPT_TOKENS, salt=salt):
             matcher = None if form is None else self._grammars.compile(form)
-            request = EngineRequest(request_id=RequestId(next(self._ids)), token_ids=prompt, sampling=PLAIN)
+            sampling = msgspec.structs.replace(PLAIN, grammar=form)
+            request = EngineRequest(request_id=RequestId(next(self._ids)), token_ids=prompt, sampling=sampling)
             self._engine.submit(request, matcher)
         ends = []
         while report := self._engine.step():

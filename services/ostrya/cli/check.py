@@ -141,7 +141,7 @@ class Check:
 
         readers = [self._begin(_read(stream)) for stream in self._long_answers()]
         self._stack.release(REDIS)
-        await self._stack.wait_redis(timeout_s=HEAL_S)
+        await self._stack.wait_redis(timeout_s=RESTART_TIMEOUT_S)
         whole = self._index_has(before, unheard.replica, more_blocks=MIN_CACHED_TOKENS // TOKENS_PER_BLOCK)
         healed_s = await self._until("the index whole", whole, HEAL_S)
         answers = await asyncio.gather(*readers)

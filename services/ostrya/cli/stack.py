@@ -114,11 +114,14 @@ class Stack:
         self._may_run[name].set()
 
     async def wait_redis(self, *, timeout_s: float) -> None:
-        """Returns when Redis answers; TimeoutError."""
-        async with asyncio.timeout(timeout_s):
-            async for up in self._probes(REDIS):
-                if up:
-                    return
+        """Returns when Redis answers; StackFailed when it does not in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                async for up in self._probes(REDIS):
+                    if up:
+                        return
+        except TimeoutError:
+            raise StackFailed(f"Redis does not answer {timeout_s:.0f} s after its start") from None
 
     async def stop(self) -> None:
         """Ends every process, then whatever they left behind. Safe to call at any time."""
