@@ -4,6 +4,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import cast
 
 import grpc
@@ -25,6 +26,7 @@ _HANDSHAKE_MS = 10_000
 _STATES = {True: health_pb2.HealthCheckResponse.SERVING, False: health_pb2.HealthCheckResponse.NOT_SERVING}
 # Far above a router's fan-out to one worker; bounds what one client connection can hold open.
 _MAX_STREAMS = 4_096
+_LAST_WATCHES_S = 1.0
 
 LIVENESS = "liveness"
 """The health service that says whether a process should live; the others say whether it takes new work."""
@@ -101,13 +103,27 @@ class GrpcServer:
         await stopping
 
 
+class _Watch:
+    """An open one."""
+
+    def __init__(self) -> None:
+        self.woken = asyncio.Event()
+        """It is to look again."""
+        self.is_ended = False
+        self.closed = asyncio.Event()
+
+    def end(self) -> None:
+        self.is_ended = True
+        self.woken.set()
+
+
 class _Health(HealthServicer):
-    """A watch is a call without an end, so that a server with one watcher would use up its whole grace."""
+    """A watch is a call without an end, so that a server with one watcher would use up its whole grace. To cancel one
+    is no way out: met while it sends, its call stays open for ever."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._watches: set[asyncio.Future[None]] = set()
-        self._ended: set[asyncio.Future[None]] = set()
+        self._watches: set[_Watch] = set()
         self._told: dict[str, int] = {}
         self._is_ended = False
 
@@ -126,29 +142,33 @@ class _Health(HealthServicer):
     ) -> None:
         # A watch of a service that is not there waits for it, and would hold a name of any length meanwhile.
         await _check_name(request, context)
-        if self._is_ended:  # its call came just before the end, and its turn after it
-            return
-        watch: asyncio.Future[None] = asyncio.ensure_future(super().Watch(request, context))
+        watch = _Watch()
         self._watches.add(watch)
+        last: int | None = None
         try:
-            await watch
-        except asyncio.CancelledError:
-            # A cancelled handler would leave its call open.
-            if watch not in self._ended:
-                raise
+            # Its call may have come just before the end, and its turn after it.
+            while not (watch.is_ended or self._is_ended):
+                watch.woken.clear()
+                status = self._told.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+                if status == last:
+                    await watch.woken.wait()
+                else:
+                    await context.write(health_pb2.HealthCheckResponse(status=status))
+                    last = status
         finally:
             self._watches.discard(watch)
-            self._ended.discard(watch)
+            watch.closed.set()
 
     def hang_up(self) -> None:
         """Ends those that are open, with OK."""
-        self._ended |= self._watches
         for watch in self._watches:
-            watch.cancel()
+            watch.end()
 
     async def set(self, service: str, status: int) -> None:
         self._told[service] = status
         await super().set(service, status)
+        for watch in self._watches:
+            watch.woken.set()
 
     # The published types are behind the library and lack this method and its messages.
     async def List(
@@ -161,10 +181,13 @@ class _Health(HealthServicer):
         return health_pb2.HealthListResponse(statuses=statuses)  # type: ignore[attr-defined]
 
     async def end_watches(self) -> None:
-        """Ends all of them with OK, also those that are to begin. Returns when they have ended: the loop may close."""
+        """Ends all of them with OK, also those that are to begin. Returns when they have ended, so that the loop may
+        close, but waits for none that takes nothing."""
         self._is_ended = True
         self.hang_up()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WATCHES_S):
+                await asyncio.gather(*(watch.closed.wait() for watch in self._watches))
 
 
 async def _check_name(

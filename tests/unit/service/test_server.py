@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import urllib.request
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -195,3 +195,33 @@ async def test_a_server_that_hangs_up_on_watchers_goes_on_and_takes_new_ones() -
             assert await watch.read() is grpc.aio.EOF
             assert await watch.code() is grpc.StatusCode.OK
     await server.stop(0)
+
+
+class Slow:
+    """A call whose client takes its time."""
+
+    def __init__(self) -> None:
+        self.sends, self.may_go = asyncio.Event(), asyncio.Event()
+        self.sent: list[int] = []
+
+    async def write(self, message: health_pb2.HealthCheckResponse) -> None:
+        self.sends.set()
+        await self.may_go.wait()
+        self.sent.append(message.status)
+
+
+async def test_hanging_up_does_not_cut_what_is_being_sent() -> None:
+    """A call that is cancelled there stays open for ever, and its watcher waits with it."""
+    health, call = _Health(), Slow()
+    await health.set(NAME, NOT_SERVING)
+    request = health_pb2.HealthCheckRequest(service=NAME)
+    watching = asyncio.create_task(health.Watch(request, cast("grpc.aio.ServicerContext[Any, Any]", call)))
+    await call.sends.wait()
+    health.hang_up()
+    ending = asyncio.create_task(health.end_watches())
+    await asyncio.sleep(0.01)
+    assert not watching.done()
+    assert not ending.done()
+    call.may_go.set()
+    await asyncio.gather(watching, ending)
+    assert call.sent == [NOT_SERVING]
