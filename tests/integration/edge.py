@@ -8,16 +8,17 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.rpc import error_details_pb2, status_pb2
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from ostrya.api.v1 import admin_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
 from ostrya.engine.process import EngineProcess
-from ostrya.engine.types import EngineInfo
 from ostrya.service import status
 from ostrya.service.server import GrpcServer, channel
 from ostrya.worker.metrics import WorkerMetrics
 from ostrya.worker.servicer import WorkerServicer
 from ostrya.worker.settings import WorkerSettings
+from tests.fakes import engine_info
 
 SERVICES = [
     file.DESCRIPTOR.services_by_name[name]
@@ -34,20 +35,8 @@ CONTEXT = 2_048
 class Engine:
     """Knows what it could do; nothing here gets as far as asking it to."""
 
-    info = EngineInfo(
-        model="fake",
-        backend="fake",
-        dtype="f",
-        context_tokens=CONTEXT,
-        vocab_size=1_000,
-        page_size=16,
-        num_pages=8,
-        routing_stride=1,
-        eos_token_ids=(0,),
-        max_running=1,
-        load_s=0.0,
-        weights="bf16",
-        warmup_s=0.0,
+    info = replace(
+        engine_info.INFO, context_tokens=CONTEXT, page_size=16, routing_stride=1, eos_token_ids=(0,), max_running=1
     )
 
 

@@ -14,6 +14,7 @@ from typing import cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ostrya.engine.process import EngineProcess
 from ostrya.engine.types import EngineInfo, Load, StepReport
@@ -21,22 +22,9 @@ from ostrya.errors import ModelLoadError
 from ostrya.worker import lasting
 from ostrya.worker.lasting import MAX_RESTARTS, RESTARTS_S, Cause, LastingEngine, Restarts
 from ostrya.worker.starvation import Starvation
+from tests.fakes import engine_info
 
-INFO = EngineInfo(
-    model="fake",
-    backend="cpu",
-    dtype="float32",
-    context_tokens=64,
-    vocab_size=10,
-    page_size=4,
-    num_pages=9,
-    routing_stride=1,
-    eos_token_ids=(),
-    max_running=4,
-    load_s=100.0,
-    weights="bf16",
-    warmup_s=200.0,
-)
+INFO = replace(engine_info.INFO, load_s=100.0, warmup_s=200.0)
 
 
 class Process:

@@ -135,7 +135,7 @@ class CpuBuilder:
         limit, measured = 0, list[str]()
         # Where one matrix is dense, fewer are padded.
         first_rows = MIN_ROWS if part.kinds else 1
-        for rows in (rows for rows in _MEASURED_ROWS if first_rows <= rows <= max_rows):
+        for rows in (rows for rows in _MEASURED_ROWS if first_rows <= rows <= max(first_rows, max_rows)):
             gain = _gain(part.both, rows)
             unit = "" if measured else " row" if rows == 1 else " rows"
             measured.append(f"{gain:.2f} at {rows}{unit}")

@@ -51,12 +51,12 @@ class GgufSource:
         if blocks is None:
             return None
         self._unread.discard(name)
-        q_OI, scale_OG, offset_OG = (torch.from_numpy(part) for part in (blocks.q, blocks.scale, blocks.offset))
+        bits, *arrays = blocks
+        parts = [torch.from_numpy(array) for array in arrays]
         if self._halves_apart:
-            q_OI, scale_OG, offset_OG = (
-                pairs_side_by_side(name, part, self.spec) for part in (q_OI, scale_OG, offset_OG)
-            )
-        return Quantized(q_OI=q_OI, scale_OG=scale_OG, offset_OG=offset_OG, bits=blocks.bits)
+            parts = [pairs_side_by_side(name, part, self.spec) for part in parts]
+        q_OI, scale_OG, offset_OG = parts
+        return Quantized(q_OI=q_OI, scale_OG=scale_OG, offset_OG=offset_OG, bits=bits)
 
     def unread(self) -> list[str]:
         return sorted(self._unread)

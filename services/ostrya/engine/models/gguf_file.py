@@ -41,17 +41,8 @@ class TensorInfo:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """A matrix not yet dequantized: value = scale * q + offset, a scale and an offset for each 32 values of a row."""
-
-    q: npt.NDArray[np.int8]
-    """[rows, I]"""
-    scale: npt.NDArray[np.float32]
-    """[rows, I / 32]"""
-    offset: npt.NDArray[np.float32]
-    """[rows, I / 32]"""
-    bits: Literal[4, 8]
+_F32 = npt.NDArray[np.float32]
+_Blocks = tuple[Literal[4, 8], npt.NDArray[np.int8], _F32, _F32]
 
 
 class GgufFile:
@@ -85,8 +76,9 @@ class GgufFile:
         values: npt.NDArray[np.float32] = dequantize(raw.reshape(-1, row_bytes), GGMLQuantizationType[info.type_name])
         return values
 
-    def blocks(self, name: str) -> Blocks | None:
-        """A whole tensor as the file holds it, seen as rows does; None unless it is Q4_0, Q4_1 or Q8_0."""
+    def blocks(self, name: str) -> _Blocks | None:
+        """A whole tensor as the file holds it, seen as rows does: bits, q [rows, I], and scale and offset
+        [rows, I / 32] of value = scale * q + offset; None unless it is Q4_0, Q4_1 or Q8_0."""
         info = self.tensors[name]
         if info.type_name not in _BLOCKS:
             return None
@@ -95,11 +87,11 @@ class GgufFile:
         raw = raw.reshape(num_rows, -1)
         scale = raw["scale"].astype(np.float32)
         if info.type_name == "Q8_0":
-            return Blocks(raw["q"].reshape(num_rows, row_size), scale, np.zeros_like(scale), 8)
+            return 8, raw["q"].reshape(num_rows, row_size), scale, np.zeros_like(scale)
         # A byte holds a value of the block's first half, and above it one of its second half.
         nibbles = np.concatenate([raw["q"] & 15, raw["q"] >> 4], axis=-1).reshape(num_rows, row_size)
         offset = raw["low"].astype(np.float32) + 8 * scale if info.type_name == "Q4_1" else np.zeros_like(scale)
-        return Blocks(nibbles.view(np.int8) - np.int8(8), scale, offset, 4)
+        return 4, nibbles.view(np.int8) - np.int8(8), scale, offset
 
     def chunk_rows(self, name: str) -> int:
         """How many rows to read at once."""

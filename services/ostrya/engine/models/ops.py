@@ -51,7 +51,7 @@ class Builder(Protocol):
     def linear(self, matrix: Matrix, bias_O: torch.Tensor | None = None) -> Linear: ...
 
     def head(self, matrix: Matrix) -> Linear:
-        """To logits; the matrix may be the embedding's table, whose dense values are then read once for both."""
+        """To logits; the matrix may be the embedding's table, which is then read once for both."""
         ...
 
     def embedding(self, table: Matrix, scale: float) -> Embedding:

@@ -61,11 +61,11 @@ class _Matrix:
 
 
 class _ReadOnce:
-    """A Matrix that several operations share the dense values of."""
+    """A Matrix for several operations."""
 
     def __init__(self, matrix: _Matrix) -> None:
-        self.shape, self.quantized = matrix.shape, matrix.quantized
-        self.dense = cache(matrix.dense)
+        self.shape = matrix.shape
+        self.dense, self.quantized = cache(matrix.dense), cache(matrix.quantized)
 
 
 class _Reader:

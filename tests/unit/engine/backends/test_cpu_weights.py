@@ -139,6 +139,10 @@ def test_both_copies_are_measured() -> None:
     assert "(8 bits: " in found.description
 
 
+def test_beside_a_dense_matrix_the_rows_that_are_padded_to_are_measured() -> None:
+    assert " at 4 rows times as fast)" in kept("auto", [FOUR, WIDE], WIDE, max_rows=1)[0].description
+
+
 def test_in_float32_auto_is_dense() -> None:
     builder = CpuBuilder(torch.float32, "auto")
     builder.linear(FOUR)
