@@ -197,3 +197,8 @@ def _scoring(reader: _Reader, sizes: Iterator[int]) -> Scoring:
         target=reader.ints(num_prompt),
         num_top=reader.ints(num_rows + num_prompt),
     )
+
+
+def chosen(tokens: I32, plan: StepPlan) -> bytes:
+    """Those of a step's tokens that somebody wants: on every rank the same."""
+    return tokens[: plan.num_rows][plan.wants_token[: plan.num_rows]].astype(np.int32).tobytes()

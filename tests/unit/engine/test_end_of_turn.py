@@ -29,7 +29,7 @@ def loaded(path: Path, eos_token_ids: tuple[int, ...]) -> tuple[Engine, tuple[in
         max_step_tokens=16,
         num_threads=1,
     )
-    engine, info = child._load(wire.Start(config, "ostrya.engine.backends.cpu:load_runner"))
+    engine, info = child._load(wire.Start(config, "ostrya.engine.backends.cpu:load_runner"), end=pytest.fail)
     return engine, info.eos_token_ids
 
 

@@ -29,6 +29,7 @@ from ostrya.engine.models.decoder import forward, logits
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.weights import read_weights
 from ostrya.engine.plan import Bucket, Scores, Scoring, StepPlan, fed_forward
+from ostrya.engine.world import ALONE, World
 from ostrya.errors import ConfigError
 
 T = TypeVar("T")
@@ -45,9 +46,9 @@ _M_ARENA_MAX = -8
 _StepResult = tuple[npt.NDArray[np.int32], Scores | None]
 
 
-def load_runner(config: EngineConfig) -> tuple["CpuRunner", LoadedModel]:
+def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner", LoadedModel]:
     """Reads the weights and sets the KV pages aside. ModelLoadError when they cannot be used, ConfigError for a
-    context too long."""
+    context too long. Every rank of `world` holds the whole model and computes all of it."""
     threads = config.num_threads or os.cpu_count() or 1
     # Loading takes more memory than what stays. glibc keeps what is freed until it is told to trim (200 MB of 650 for
     # SmolLM2 at 4 bits), and what lies at the end of another arena than the first also then (100 MB).
