@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -42,7 +43,10 @@ def workers(redis: RunningRedis, tmp_path_factory: pytest.TempPathFactory) -> It
     second = dataclasses.replace(first, worker_id="second", host_index=1, redis_url="redis://127.0.0.1:1/0")
     started = {
         one.worker_id: RunningWorker(
-            logs / f"{one.worker_id}.log", factory="load_paced_runner", settings=one, config=CONFIG
+            logs / f"{one.worker_id}.log",
+            factory="load_paced_runner",
+            settings=one,
+            config=msgspec.structs.replace(CONFIG, tensor_parallel=one.hosts or 1),
         )
         for one in (second, first, alone)
     }

@@ -19,9 +19,9 @@ _RANK_PER_DEVICE = ("cpu", "torchtpu")
 class World:
     """What a runner must know to meet the others."""
 
-    rank: int
-    size: int
-    rendezvous: str
+    rank: int = 0
+    size: int = 1
+    rendezvous: str = ""
     """host:port on host 0 where collectives may meet: rank 0 listens, the others dial. Empty when alone."""
     num_hosts: int = 1
 
@@ -31,7 +31,7 @@ class World:
         return self.rank % (self.size // self.num_hosts)
 
 
-ALONE = World(rank=0, size=1, rendezvous="")
+ALONE = World()
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,11 +61,8 @@ ONE_HOST = Slice()
 
 
 def ranks_per_host(config: EngineConfig, num_hosts: int) -> int:
-    """Processes on each host. ConfigError if the devices cannot be shared out.
-
-    One device over several hosts means that each computes everything, which serves to try them out.
-    """
-    if config.backend not in _RANK_PER_DEVICE or config.tensor_parallel == 1:
+    """Processes on each host. ConfigError if the devices cannot be shared out."""
+    if config.backend not in _RANK_PER_DEVICE:
         return 1
     if config.tensor_parallel % num_hosts:
         raise ConfigError(

@@ -28,6 +28,7 @@ from tests.fakes.waiting import Stopwatch, until
 CONFIG = EngineConfig(
     model_path="/", model_name="fake", tokenizer_fingerprint="t", num_pages=257, page_size=4, max_running=4
 )
+"""Of one process."""
 FAKES = "tests.fakes.runner"
 WHOLE_S = 5.0
 """A replica that lost a host has failed within this."""
@@ -74,7 +75,7 @@ class Hosts:
     stack: ExitStack
     seen: Slice
     factory: str
-    config: EngineConfig = CONFIG
+    config: EngineConfig
 
     def join(self, host: int = 1, *, config: EngineConfig | None = None, secret: str = "", patch: str = "") -> Host:
         """Another host's process; `patch` is run in it first."""
@@ -101,7 +102,7 @@ def hosts(factory: str = "load_paced_runner", *, num_hosts: int = 2, join_timeou
     with ExitStack() as stack:
         names = tuple(f"w-{host}" for host in range(num_hosts))
         seen = Slice(num_hosts=num_hosts, port=free_port(), names=names, join_timeout_s=join_timeout_s)
-        yield Hosts(stack, seen, factory)
+        yield Hosts(stack, seen, factory, replace(CONFIG, tensor_parallel=num_hosts))
 
 
 @asynccontextmanager
@@ -148,7 +149,7 @@ async def test_every_host_replays_the_plans_of_the_first_and_ends_with_it() -> N
 
 
 async def test_ranks_of_one_host_are_started_by_the_first_and_die_with_it() -> None:
-    config = replace(CONFIG, backend="torchtpu", tensor_parallel=3)
+    config = replace(CONFIG, tensor_parallel=3)
     process = await EngineProcess.start(config, factory=f"{FAKES}:load_runner", slice_=ONE_HOST, timeout_s=60)
     async with ending(process):
         assert len(await tokens_of(process, request())) == 40
@@ -224,23 +225,23 @@ async def test_hosts_that_do_not_join_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "patch", "words"),
+    ("changes", "patch", "words"),
     [
-        (replace(CONFIG, page_size=8), "", "differs from host 0 in config, page_size: 8 / 4"),
-        (replace(CONFIG, model_path="/usr", num_threads=3), "", ""),
+        ({"page_size": 8}, "", "differs from host 0 in config, page_size: 8 / 4"),
+        ({"model_path": "/usr", "num_threads": 3}, "", ""),
         (
-            CONFIG,
+            {},
             "from ostrya.engine import handshake; handshake.version = lambda name: '9'",
             "has ostrya 9, host 0 0.1.0",
         ),
-        (CONFIG, "follower.wire.PROTOCOL = 7", "speaks version 7 of the channel, host 0 1"),
+        ({}, "follower.wire.PROTOCOL = 7", "speaks version 7 of the channel, host 0 1"),
     ],
 )
 async def test_a_host_that_is_not_like_the_first_is_told_and_so_is_everybody(
-    config: EngineConfig, patch: str, words: str
+    changes: dict[str, object], patch: str, words: str
 ) -> None:
     with hosts() as slice_:
-        other = slice_.join(config=config, patch=patch)
+        other = slice_.join(config=replace(slice_.config, **changes), patch=patch)
         if not words:
             async with ending(await slice_.lead()):
                 return
@@ -259,7 +260,7 @@ async def test_other_weights_are_told_from_a_few_bytes_of_them(tmp_path: Path) -
         middle = 150_000
         (tmp_path / name / "model.safetensors").write_bytes(bytes(middle) + bytes([number]) * 300_000)
     with hosts() as slice_:
-        ours, theirs = (replace(CONFIG, model_path=str(tmp_path / name)) for name in ("ours", "theirs"))
+        ours, theirs = (replace(slice_.config, model_path=str(tmp_path / name)) for name in ("ours", "theirs"))
         slice_.join(config=theirs)
         said = await refused(Hosts(slice_.stack, slice_.seen, slice_.factory, ours))
         assert "host 1 of 2 (w-1) differs from host 0 in weights, model.safetensors: 450000 bytes " in said
