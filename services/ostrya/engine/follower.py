@@ -38,6 +38,7 @@ START_SILENCE_S = 60.0
 IN_FLIGHT = 4
 """Steps that the device may have before it."""
 MIN_BEAT_S = 0.01
+BLAME_S = 0.5
 _PR_SET_PDEATHSIG = 1
 LEADER_GONE, FAILED = 0, 1
 
@@ -79,10 +80,8 @@ class Follower:
             self._fail(" ".join(str(error).split()))
         except (EOFError, OSError) as error:
             self.end(_gone(error), LEADER_GONE)
-        except (
-            BaseException
-        ) as error:  # what a backend raises is its own affair; a rank that goes on without a step is not
-            self._fail(f"{type(error).__name__}: {error}")
+        except BaseException as error:
+            self._break(error)
 
     def end(self, why: str, code: int) -> Never:
         """At once: other threads may be stuck in a device."""
@@ -145,7 +144,7 @@ class Follower:
                 self._room.release()
                 self._changed.set()
         except BaseException as error:
-            self._fail(f"a step raised {type(error).__name__}: {error}")
+            self._break(error)
 
     def _dial(self) -> socket.socket:
         """Until somebody answers: host 0 may be starting, or gone for a long time."""
@@ -195,6 +194,12 @@ class Follower:
             with contextlib.suppress(OSError):
                 self._sock.sendall(wire.frame(wire.Failed(why)))
         self.end(why, FAILED)
+
+    def _break(self, error: BaseException) -> Never:
+        """Whatever a backend raises: a rank that missed a step must not go on. Perhaps another rank is lost and ours
+        only hears of it; that one's end is the better reason, and comes at once."""
+        time.sleep(BLAME_S)
+        self._fail(f"{type(error).__name__}: {error}")
 
     def _tell_parent(self) -> None:
         while True:

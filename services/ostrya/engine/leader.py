@@ -13,7 +13,7 @@ import subprocess
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from threading import Lock, Thread
 from typing import Literal
@@ -25,7 +25,7 @@ from ostrya.engine.config import EngineConfig
 from ostrya.engine.handshake import differences, identity, is_proof
 from ostrya.engine.local_ranks import COMMAND, first_line
 from ostrya.engine.world import Slice, World, ranks_per_host
-from ostrya.errors import ModelLoadError
+from ostrya.errors import ModelLoadError, OstryaError
 
 LOOK_S = 0.25
 """Between two looks at everybody. What takes longer than two of them was our own pause."""
@@ -38,6 +38,8 @@ LAG_S = 4.0
 MAX_AHEAD_STEPS = 4096
 MAX_UNSENT_BYTES = 256 << 20
 GREETING_S = 10.0
+BLAME_S = 1.0
+"""For the loss of a rank to be noticed. Followers wait half as long before they say that they failed."""
 MIN_PHASE_S = 120.0
 PHASE_RATIO = 4.0
 """Others may take so much longer to load or to warm up than rank 0 did."""
@@ -130,6 +132,18 @@ class Leader:
                 self._num_done = step
                 self._checksum = zlib.crc32(tokens, self._checksum)
                 self._done[step] = self._checksum, self._heard_s
+
+    @contextlib.contextmanager
+    def blaming(self) -> Iterator[None]:
+        """Around what rank 0 does together with the others: where it fails because one of them is lost, that one is
+        named, and not what the loss did to us."""
+        try:
+            yield
+        except OstryaError:
+            raise
+        except Exception:
+            time.sleep(BLAME_S)
+            raise
 
     def close(self) -> None:
         """Hangs up on everybody."""

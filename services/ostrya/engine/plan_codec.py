@@ -19,8 +19,8 @@ from ostrya.engine.plan import F32, I32, Bucket, Entries, Mask, Processors, Scor
 _HEAD = struct.Struct("<8I")
 _HAS_SLOTS, _HAS_PROCESSORS, _HAS_MASK, _HAS_SCORING = 1, 2, 4, 8
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "typical_p")
-MAX_SIDE = 1 << 20
-"""Of a bucket's tokens, rows and pages, and of a table's slots: what a damaged message may make us set aside."""
+MAX_TOKENS, MAX_TABLE = 1 << 24, 1 << 28
+"""Tokens of a step, and entries of a page table: what a damaged message may make us set aside."""
 
 
 class _Mirror:
@@ -129,7 +129,8 @@ class PlanDecoder:
     def _decode(self, message: bytearray) -> StepPlan:
         tokens, rows, pages, num_tokens, num_rows, num_decode_rows, flags, num_sizes = _HEAD.unpack_from(message)
         sizes = iter(struct.unpack_from(f"<{num_sizes}I", message, _HEAD.size))
-        if max(tokens, rows, pages) > MAX_SIDE or num_tokens > tokens or num_rows > rows:
+        is_small = max(tokens, rows) <= MAX_TOKENS and rows * pages <= MAX_TABLE
+        if not is_small or num_tokens > tokens or num_rows > rows:
             raise ValueError(f"a plan says that it has {num_tokens} of {tokens} tokens and {num_rows} of {rows} rows")
         reader = _Reader(message, _HEAD.size + 4 * num_sizes)
         by_token, by_row = [reader.ints(tokens) for _ in range(4)], [reader.ints(rows) for _ in range(3)]
@@ -170,7 +171,7 @@ class PlanDecoder:
 
     def _apply(self, rows_RP: I32, slots: I32, *, changed: I32, pages: I32) -> None:
         num_pages = rows_RP.shape[1]
-        if slots.min(initial=0) < 0 or slots.max(initial=0) >= MAX_SIDE:
+        if slots.min(initial=0) < 0 or (int(slots.max(initial=0)) + 1) * num_pages > MAX_TABLE:
             raise ValueError("a plan names a slot that no table has")
         if changed.min(initial=0) < 0 or changed.max(initial=-1) >= rows_RP.size:
             raise ValueError("a plan changes pages of rows that it does not have")

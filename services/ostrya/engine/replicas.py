@@ -27,7 +27,8 @@ def load_replica(config: EngineConfig, factory: str, slice_: Slice, *, end: End)
     leader = Leader(slice_, config=config, factory=factory, end=end)
     world = leader.gather()
     began_s = time.monotonic()
-    runner, model = load(config, world)
+    with leader.blaming():
+        runner, model = load(config, world)
     leader.reached("loaded", own_s=time.monotonic() - began_s)
     return Replicated(runner, leader), model
 
@@ -54,7 +55,8 @@ class Replicated:
     def warm_up(self, buckets: Sequence[Bucket]) -> None:
         began_s = time.monotonic()
         self._leader.tell(wire.WarmUp([(one.tokens, one.rows, one.pages) for one in buckets]))
-        self._local.warm_up(buckets)
+        with self._leader.blaming():
+            self._local.warm_up(buckets)
         self._leader.reached("warm", own_s=time.monotonic() - began_s)
 
     def execute(self, plan: StepPlan) -> StepHandle:
@@ -76,7 +78,8 @@ class _Step:
         return self._own.done()
 
     def tokens(self) -> npt.NDArray[np.int32]:
-        tokens = self._own.tokens()
+        with self._leader.blaming():
+            tokens = self._own.tokens()
         self._leader.done(self._step, chosen(tokens, self._plan))
         return tokens
 
