@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Never
@@ -159,7 +158,7 @@ def main(argv: list[str]) -> int:
     threading.Thread(target=_read, args=reading, name="parent-reader", daemon=True).start()
     parent = Parent(sock)
     try:
-        engine, info = _load(start, end=parent.end)
+        engine, info = _load(start, parent)
         loop = EngineLoop(engine, parent, mailbox, grammars.result())
     except OstryaError as error:
         parent.send(wire.Fatal(" ".join(str(error).split())))
@@ -171,12 +170,18 @@ def main(argv: list[str]) -> int:
         return 0  # the parent is gone, and the reader thread is about to see it too
 
 
-def _load(start: wire.Start, *, end: Callable[[str], None]) -> tuple[Engine, EngineInfo]:
+def _load(start: wire.Start, parent: Parent) -> tuple[Engine, EngineInfo]:
     config = start.config
     config.check()
     if not Path(config.model_path).exists():
         raise ModelLoadError(f"model path {config.model_path} does not exist")
-    runner, model = load_replica(config, start.factory, start.slice_, end=end)
+    runner, model = load_replica(
+        config,
+        start.factory,
+        start.slice_,
+        end=parent.end,
+        waiting=lambda words: parent.send(wire.Waiting(words)),
+    )
     if beyond := [token_id for token_id in config.eos_token_ids if not 0 <= token_id < model.vocab_size]:
         raise ModelLoadError(
             f"{config.model_path}: a turn ends with token {beyond[0]}, but the model's ids end at "

@@ -37,6 +37,7 @@ LAG_S = 4.0
 """A step that rank 0 has done is done by all others so much later, at the latest."""
 MAX_AHEAD_STEPS = 4096
 MAX_UNSENT_BYTES = 256 << 20
+TELL_S = 10.0
 GREETING_S = 10.0
 BLAME_S = 1.0
 """For the loss of a rank to be noticed. Followers wait half as long before they say that they failed."""
@@ -67,8 +68,12 @@ class Leader:
     """Use it in this order: gather, reached(loaded), reached(warm), then plans. close() is for tests: a real one ends
     with its process."""
 
-    def __init__(self, slice_: Slice, *, config: EngineConfig, factory: str, end: End) -> None:
-        self._slice, self._config, self._factory, self._end = slice_, config, factory, end
+    def __init__(
+        self, slice_: Slice, *, config: EngineConfig, factory: str, end: End, waiting: Callable[[str], None]
+    ) -> None:
+        """`waiting` hears every TELL_S who is not there yet; like `end` it is called in a thread of ours."""
+        self._slice, self._config, self._factory = slice_, config, factory
+        self._end, self._waiting = end, waiting
         self._per_host = ranks_per_host(config, slice_.num_hosts)
         self._identity = identity(config, factory, slice_)
         self._peers: dict[int, _Peer] = {}
@@ -173,12 +178,17 @@ class Leader:
 
     async def _gather(self, listener: socket.socket, *, deadline_s: float, rendezvous: str) -> None:
         server = await asyncio.start_server(self._accept, sock=listener)
+        tell_at_s = time.monotonic() + TELL_S
         try:
             while len(self._peers) < self.size - 1:
+                if time.monotonic() > tell_at_s:
+                    tell_at_s += TELL_S
+                    self._waiting(f"waiting for {self._missing()}")
                 if self._different:
                     raise ModelLoadError(self._different)
                 if time.monotonic() > deadline_s:
-                    raise ModelLoadError(self._missing())
+                    names = self._missing(f"did not join within {self._slice.join_timeout_s:.0f} s")
+                    raise ModelLoadError(names)
                 for process in self._local:
                     if process.poll() is not None:
                         raise ModelLoadError(
@@ -351,12 +361,11 @@ class Leader:
         rank = f"rank {hello.host * self._per_host + hello.local_rank}"
         return rank if self._slice.num_hosts == 1 else f"{rank} on {host}"
 
-    def _missing(self) -> str:
-        """Who did not join, host by host."""
-        hosts = dict.fromkeys(rank // self._per_host for rank in range(1, self.size) if rank not in self._peers)
-        names = ", ".join(self._slice.named(host) for host in hosts)
-        dropped = f"; {self._dropped}" if self._dropped else ""
-        return f"{names} did not join within {self._slice.join_timeout_s:.0f} s{dropped}"
+    def _missing(self, verb: str = "to join") -> str:
+        """Who has not joined, host by host."""
+        ranks = [rank for rank in range(1, self.size) if rank not in self._peers]
+        names = ", ".join(self._slice.named(host) for host in dict.fromkeys(rank // self._per_host for rank in ranks))
+        return f"{names} {verb}" + (f"; {self._dropped}" if self._dropped else "")
 
 
 def _listen(slice_: Slice, deadline_s: float) -> socket.socket:

@@ -7,6 +7,7 @@ another: that is worker/lasting.py.
 
 import asyncio
 import contextlib
+import logging
 import socket
 import sys
 from asyncio.subprocess import Process
@@ -20,6 +21,8 @@ from ostrya.engine.config import EngineConfig
 from ostrya.engine.types import EngineInfo, EngineRequest, Load, RequestId, SequenceOutput, StepReport
 from ostrya.engine.world import ONE_HOST, Slice
 from ostrya.errors import EngineDied, InvalidRequest, ModelLoadError, OstryaError, Overloaded, Unavailable
+
+log = logging.getLogger(__name__)
 
 RUNNER_FACTORIES = {"cpu": "ostrya.engine.backends.cpu:load_runner"}
 """By EngineConfig.backend; named and not imported, because torch stays in the child."""
@@ -277,7 +280,8 @@ def factory_name(config: EngineConfig) -> str:
 
 async def _first_answer(reader: asyncio.StreamReader, process: Process) -> EngineInfo:
     try:
-        answer = await wire.read(reader)
+        while isinstance(answer := await wire.read(reader), wire.Waiting):
+            log.info(answer.words)
     except (EOFError, OSError) as error:
         code = await process.wait()
         raise ModelLoadError(

@@ -4,7 +4,7 @@ The engine sees one Runner. What the other ranks do is follower.py; how they are
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,16 @@ from ostrya.engine.plan_codec import PlanEncoder, chosen
 from ostrya.engine.world import ALONE, Slice, ranks_per_host
 
 
-def load_replica(config: EngineConfig, factory: str, slice_: Slice, *, end: End) -> tuple[Runner, LoadedModel]:
+def load_replica(
+    config: EngineConfig, factory: str, slice_: Slice, *, end: End, waiting: Callable[[str], None]
+) -> tuple[Runner, LoadedModel]:
     """The runner of a whole replica, all of whose ranks are there and have loaded. ModelLoadError or ConfigError says
-    in one line why there is none; from then on `end` ends this process with such a line."""
+    in one line why there is none; from then on `end` ends this process with such a line. `waiting` hears now and then
+    who is awaited."""
     load = factory_of(factory)
     if slice_.num_hosts * ranks_per_host(config, slice_.num_hosts) == 1:
         return load(config, ALONE)
-    leader = Leader(slice_, config=config, factory=factory, end=end)
+    leader = Leader(slice_, config=config, factory=factory, end=end, waiting=waiting)
     world = leader.gather()
     began_s = time.monotonic()
     with leader.blaming():

@@ -1,8 +1,7 @@
 """What a worker and its engine process say to each other: msgpack frames with a length in front, over one socket pair.
 
-The parent sends Start and Vocabulary, then Submit and Abort; the child sends Ready or Fatal, then Report and Refused,
-and Fatal as its last word when it knows why it ends.
-Closing the socket ends both.
+The parent sends Start and Vocabulary, then Submit and Abort; the child sends Waiting until Ready or Fatal, then Report
+and Refused, and Fatal as its last word when it knows why it ends. Closing the socket ends both.
 """
 
 import socket
@@ -42,6 +41,12 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: RequestId
 
 
+class Waiting(msgspec.Struct, frozen=True, tag=True):
+    """Why the child is not ready yet, for the log."""
+
+    words: str
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded and every bucket is compiled."""
 
@@ -70,7 +75,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 ToChild = Start | Vocabulary | Submit | Abort
-ToParent = Ready | Fatal | Report | Refused
+ToParent = Waiting | Ready | Fatal | Report | Refused
 
 HEARTBEAT_S = 0.2
 

@@ -44,9 +44,11 @@ class FollowerMetrics:
 
     def __init__(self, registry: CollectorRegistry, *, model: str) -> None:
         make = Families(registry, model)
-        self._phases = make.gauges("follower_phase", "1 for what the host's slowest rank does.", "phase", PHASES)
-        self._steps = make.counter("follower_steps", "Steps that this host has done.")
-        self.restarts = make.counter("follower_restarts", "Starts of this host's ranks after the first.")
+        self._phases = make.gauges(
+            "follower_phase", "1 for what the slowest rank of a following host does.", "phase", PHASES
+        )
+        self._steps = make.counter("follower_steps", "Steps that a following host has done.")
+        self.restarts = make.counter("follower_restarts", "Starts of a following host's ranks after the first.")
         self._last_step = 0
 
     def saw(self, phase: str, step: int) -> None:
@@ -101,11 +103,12 @@ class Following:
         """`saw` is told phase and step after each look, `restarting` of each start but the first."""
         self._config, self._slice, self._factory = config, slice_, factory
         self._saw, self._restarting, self._clock = saw, restarting, clock
-        self.phase = PHASES[0]
+        self.phase = ""
 
     async def run(self, *, stop: asyncio.Event) -> None:
         """Until `stop`, and then until the ranks that follow host 0 have ended with it."""
         num_failed = 0
+        self._enter(PHASES[0], 0)
         while not stop.is_set():
             why = await self._once(stop)
             num_failed = 1 if self.phase == PHASES[-1] else num_failed + 1
@@ -157,7 +160,7 @@ class Following:
         if phase != self.phase:
             self.phase = phase
             host_0 = f"{self._slice.leader}:{self._slice.port}"
-            log.info("follower", extra={"fields": {"phase": phase, "host_0": host_0}})
+            log.info(f"follower: {phase}", extra={"fields": {"host_0": host_0}})
         self._saw(phase, step)
 
 

@@ -57,7 +57,8 @@ def _of_lws(environment: Mapping[str, str]) -> Slice | None:
     leader = environment[LEADER_ADDRESS]
     num_hosts = _number(environment, GROUP_SIZE, 1, None)
     pod = leader.partition(".")[0]
-    names = (pod, *(f"{pod}-{index}" for index in range(1, num_hosts)))
+    # The pods of a group are named after its first one; an address has no name.
+    names = () if pod.isdigit() else (pod, *(f"{pod}-{index}" for index in range(1, num_hosts)))
     return Slice(
         host=_number(environment, WORKER_INDEX, 0, num_hosts - 1), num_hosts=num_hosts, leader=leader, names=names
     )

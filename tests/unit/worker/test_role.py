@@ -28,6 +28,7 @@ LWS_NAMES = ("chat-slices-0", "chat-slices-0-1", "chat-slices-0-2", "chat-slices
         ({"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}, ONE_HOST),
         (LWS | {"LWS_GROUP_SIZE": "1", "LWS_WORKER_INDEX": "0"}, ONE_HOST),
         (LWS, Slice(host=2, num_hosts=4, leader=LWS["LWS_LEADER_ADDRESS"], names=LWS_NAMES)),
+        (LWS | {"LWS_LEADER_ADDRESS": "10.4.1.9"}, Slice(host=2, num_hosts=4, leader="10.4.1.9")),
         (TPU, Slice(host=2, num_hosts=4, leader="t-0.s", names=("t-0.s", "t-1.s", "t-2.s", "t-3.s"))),
         (LWS | TPU, Slice(host=2, num_hosts=4, leader=LWS["LWS_LEADER_ADDRESS"], names=LWS_NAMES)),
     ],
