@@ -5,6 +5,7 @@ The closest call in the golden file was 8e-4; summation order moves these logits
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict, cast
@@ -21,7 +22,7 @@ from ostrya.engine.models.families import BY_KIND
 from ostrya.engine.models.source import open_source
 from tests.numerics.driver import Driver
 from tests.numerics.reference import ReferenceRunner
-from tests.numerics.tiny_families import EPS, FAMILIES, NUM_NEW, PROMPTS, TinyFamily
+from tests.numerics.tiny_families import EPS, F32, FAMILIES, NUM_NEW, PROMPTS, TinyFamily
 
 NUM_PAGES, PAGE_SIZE, CONTEXT_TOKENS = 64, 4, 128
 
@@ -60,8 +61,8 @@ def generated(path: Path, *, prompts: Sequence[Sequence[int]] = PROMPTS, chunk: 
 
 def write_gguf(path: Path, family: TinyFamily) -> Path:
     """What llama.cpp's converter makes of the family's directory."""
-    architecture = str(family.config["model_type"]).removesuffix("_text")
-    writer = GGUFWriter(path, architecture)
+    kind = str(family.config["model_type"])
+    writer = GGUFWriter(path, BY_KIND[kind].gguf_architecture)
     writer.add_block_count(family.size("num_hidden_layers"))
     writer.add_context_length(family.size("max_position_embeddings"))
     writer.add_embedding_length(family.size("hidden_size"))
@@ -72,19 +73,39 @@ def write_gguf(path: Path, family: TinyFamily) -> Path:
     writer.add_value_length(family.size("head_dim"))
     writer.add_layer_norm_rms_eps(EPS)
     writer.add_rope_freq_base(cast("float", family.config["rope_theta"]))
+    for key, add in {
+        "num_local_experts": writer.add_expert_count,
+        "num_experts": writer.add_expert_count,
+        "num_experts_per_tok": writer.add_expert_used_count,
+        "moe_intermediate_size": writer.add_expert_feed_forward_length,
+        "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
+    }.items():
+        if key in family.config:
+            add(family.size(key))
     if family.post_norms:
         writer.add_sliding_window(family.size("sliding_window"))
-    stems = {stored: stem for stem, stored in BY_KIND[str(family.config["model_type"])].layer_names.items()}
+    stems = {stored: stem for stem, stored in BY_KIND[kind].layer_names.items()}
     top = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    stacks: dict[str, list[F32]] = {}
     for name, values in family.weights().items():
-        stored, kind = name.rsplit(".", 1)
+        stored, suffix = name.rsplit(".", 1)
         if stored in top:
             stem = top[stored]
         else:
             _, _, layer, part = stored.split(".", 3)
-            stem = f"blk.{layer}.{stems[part]}"
+            stem = f"blk.{layer}.{stems[re.sub(r'[.][0-9]+[.]', '.{}.', part)]}"
+        if stem.endswith("_exps"):
+            stacks.setdefault(f"{stem}.{suffix}", []).append(values)
+            continue
+        if kind == "mixtral" and stem.endswith(("attn_q", "attn_k")):
+            # The halves of rotary pairs side by side, as in every file of the architecture "llama".
+            values = values.reshape(-1, 2, family.size("head_dim") // 2, values.shape[1]).swapaxes(1, 2)
+            values = np.ascontiguousarray(values.reshape(-1, values.shape[-1]))
         is_gemma_norm = family.post_norms and stem.endswith("_norm")
-        writer.add_tensor(f"{stem}.{kind}", values + np.float32(is_gemma_norm))
+        written = values[0] if stem.endswith("gate_inp_shexp") else values
+        writer.add_tensor(f"{stem}.{suffix}", written + np.float32(is_gemma_norm))
+    for name, experts in stacks.items():
+        writer.add_tensor(name, np.stack(experts))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -101,7 +122,7 @@ def test_a_directory_gives_the_tokens_of_transformers_through_both_backends(name
     assert driver.generate(PROMPTS, num_new=NUM_NEW, chunk=16) == expected(name)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe"])
 def test_a_gguf_file_gives_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     assert generated(write_gguf(tmp_path / "m.gguf", FAMILIES[name]), chunk=24) == expected(name)
 
