@@ -82,8 +82,7 @@ class CpuRunner:
         source = open_source(Path(config.model_path))
         self.context_tokens = _context_tokens(config, source.spec.context_tokens)
         self.vocab_size = source.spec.vocab_size
-        mesh = Mesh(expert=config.expert_parallel, tensor=world.size // config.expert_parallel)
-        sharding = Sharding(source.spec, mesh)
+        sharding = Sharding(source.spec, mesh := _mesh(config, world))
         self.spec = sharding.local
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         self._page_size = config.page_size
@@ -217,6 +216,13 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros that take memory only where they are written: numpy asks the operating system for them, torch.zeros fills
     them itself."""
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def _mesh(config: EngineConfig, world: World) -> Mesh:
+    num_groups = config.expert_parallel
+    if world.size % num_groups:
+        raise ConfigError([f"expert_parallel is {num_groups}; it must divide the {world.size} processes"])
+    return Mesh(expert=num_groups, tensor=world.size // num_groups)
 
 
 def _context_tokens(config: EngineConfig, limit: int) -> int:
