@@ -72,7 +72,7 @@ class StackedExchange:
         return self._divided(x_UD.view(self.num_shards, -1, x_UD.shape[-1]))
 
     def swap(self, x_SCD: torch.Tensor) -> torch.Tensor:
-        return self._divided(x_SCD.transpose(0, 1))
+        return self._divided(self._divided(x_SCD).transpose(0, 1))
 
     def whole(self, x_CD: torch.Tensor) -> torch.Tensor:
         return x_CD.flatten(0, 1)
