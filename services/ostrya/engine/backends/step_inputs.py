@@ -55,7 +55,7 @@ def packed_size(bucket: Bucket) -> int:
 def unpacked(values: torch.Tensor, bucket: Bucket) -> StepInputs:
     """Of what `packed` made; can be traced."""
     tokens, rows, pages = bucket.tokens, bucket.rows, bucket.pages
-    *of_tokens, logits_index_R, page_table = values.split([tokens] * _NUM_PER_TOKEN + [rows, rows * pages])
+    *of_tokens, logits_index_R, page_table = torch.split(values, [tokens] * _NUM_PER_TOKEN + [rows, rows * pages])
     token_ids_T, token_source_T, positions_T, slots_T, row_of_T = of_tokens
     return StepInputs(
         token_ids_T=token_ids_T,
