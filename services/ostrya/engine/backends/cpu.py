@@ -34,7 +34,6 @@ from ostrya.engine.models.source import open_source
 from ostrya.engine.models.weights import read_weights
 from ostrya.engine.plan import Bucket, Scores, Scoring, StepPlan, fed_forward
 from ostrya.engine.world import ALONE, World
-from ostrya.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -80,7 +79,7 @@ class CpuRunner:
     def __init__(self, config: EngineConfig, device: ThreadPoolExecutor, world: World = ALONE) -> None:
         """On the device thread."""
         source = open_source(Path(config.model_path))
-        self.context_tokens = _context_tokens(config, source.spec.context_tokens)
+        self.context_tokens = config.context_within(source.spec.context_tokens)
         self.vocab_size = source.spec.vocab_size
         sharding = Sharding(source.spec, Mesh(tensor=world.size))
         self.spec = sharding.local
@@ -210,13 +209,6 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros that take memory only where they are written: numpy asks the operating system for them, torch.zeros fills
     them itself."""
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
-
-
-def _context_tokens(config: EngineConfig, limit: int) -> int:
-    wanted = config.max_context_tokens
-    if wanted is not None and not 1 <= wanted <= limit:
-        raise ConfigError([f"max_context_tokens is {wanted}; the model allows 1 to {limit}"])
-    return wanted or limit
 
 
 def _scratch_plan(bucket: Bucket, num_tokens: int) -> StepPlan:
