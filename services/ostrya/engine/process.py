@@ -7,6 +7,7 @@ another: that is worker/lasting.py.
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 from asyncio.subprocess import Process
@@ -32,6 +33,11 @@ EXIT_LIMIT_S = 1.0
 KILL_LIMIT_S = 10.0
 """How long the kernel may take to end a killed child: a device driver can hold it for ever."""
 STDERR_FD = 2
+_LIKELY_END = {
+    "torchtpu": "torch_tpu ends its process where it cannot use libtpu or the TPU: another process may hold the TPU, "
+    "or libtpu is not the one that torch-tpu was made for; "
+}
+"""By EngineConfig.backend: why it ends without a word."""
 
 
 class _Stream:
@@ -128,6 +134,8 @@ class EngineProcess:
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=STDERR_FD,
+                # Where torch_tpu is installed, `import torch` would load it: that is its own backend's to do.
+                env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
             )
         except BaseException:
             ours.close()
@@ -140,7 +148,7 @@ class EngineProcess:
             writer.write(wire.frame(start))
             async with asyncio.timeout(timeout_s):
                 writer.write(wire.frame(wire.Vocabulary(await asyncio.to_thread(vocabulary))))
-                info = await _first_answer(reader, process)
+                info = await _first_answer(reader, process, config)
         except TimeoutError as error:
             await _end(process, writer)
             raise ModelLoadError(f"engine was not ready after {timeout_s:.0f} s") from error
@@ -270,13 +278,14 @@ def _factory(config: EngineConfig) -> str:
     return RUNNER_FACTORIES[config.backend]
 
 
-async def _first_answer(reader: asyncio.StreamReader, process: Process) -> EngineInfo:
+async def _first_answer(reader: asyncio.StreamReader, process: Process, config: EngineConfig) -> EngineInfo:
     try:
         answer = await wire.read(reader)
     except (EOFError, OSError) as error:
         code = await process.wait()
+        likely = _LIKELY_END.get(config.backend, "")
         raise ModelLoadError(
-            f"engine process ended with code {code} before it was ready; see the lines above"
+            f"engine process ended with code {code} before it was ready; {likely}see the lines above"
         ) from error
     if isinstance(answer, wire.Fatal):
         raise ModelLoadError(answer.message)

@@ -23,6 +23,8 @@ class CacheStats:
 
 
 _STATS = CacheStats()
+_latest = [""]
+"""The function that was to be compiled last."""
 
 
 def cache_stats() -> CacheStats:
@@ -65,6 +67,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Run:
     ops = Counter(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
     log(
         "compile",
+        fn=_latest[0],
         collectives={name.split(".")[1]: count for name, count in ops.items() if name.startswith("_c10d_functional.")},
         num_ops=ops.total(),
         num_written=len(written),
@@ -77,6 +80,7 @@ def async_compile(
     fn: Run, warmup_inputs: Sequence[object], *, no_grad: bool = True, **options: str | int | bool
 ) -> Run:
     """Traces and compiles for each of these arguments; runs nothing."""
+    _latest[0] = fn.__name__
     log("async_compile", fn=fn.__name__, num_shapes=len(warmup_inputs))
     compiled: Run = torch.compile(
         fn, backend="tpu", fullgraph=True, dynamic=False, options={"async_compile": True, **options}
