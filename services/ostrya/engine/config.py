@@ -32,7 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: Literal["cpu", "xla", "torchtpu"] = "cpu"
     """cpu is the one that serves today; the others are refused at start."""
     tensor_parallel: int = 1
-    """Devices that share each layer: all chips of the slice. 1 with backend cpu."""
+    """Devices that share each layer: all chips of the slice. With backend cpu: processes, which meet over gloo."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of products, dense weights and KV pages; the residual stream and the norms are float32."""
     weights: Weights = "auto"
@@ -69,8 +69,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         problems = []
         if self.tensor_parallel < 1:
             problems.append(f"tensor_parallel is {self.tensor_parallel}; it must be at least 1")
-        elif self.tensor_parallel > 1 and self.backend == "cpu":
-            problems.append(f"tensor_parallel is {self.tensor_parallel}; backend cpu has one device: it must be 1")
         if problem := weights_problem(self.weights, self.dtype):
             problems.append(problem)
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
