@@ -2,24 +2,21 @@
 Prints its answers. Each runs the same requests, and so makes the same plans as the others.
 """
 
-import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from ostrya.cli.ports import free_ports
-from ostrya.engine.backends.base import LoadedModel, Runner
-from ostrya.engine.config import EngineConfig
+from ostrya.engine.backends.base import factory_of
 from ostrya.engine.types import TokenScore
 from ostrya.engine.world import World
 from tests.numerics import workload
 
-Factory = Callable[[EngineConfig, World], tuple[Runner, LoadedModel]]
 Answers = tuple[dict[str, list[int]], dict[str, list[TokenScore]]]
 
 
@@ -30,6 +27,8 @@ class Job(msgspec.Struct, kw_only=True):
     rendezvous: str = ""
     sampled: bool = False
     factory: str = "ostrya.engine.backends.cpu:load_runner"
+    settings: dict[str, int] = {}
+    """Of the engine, beyond the workload's."""
     prompts: list[list[int]] = []
     """Asked all at once, instead of the workload."""
 
@@ -37,9 +36,8 @@ class Job(msgspec.Struct, kw_only=True):
 def run(job: Job) -> Answers:
     """What this process computes, alone or with the others."""
     world = World(rank=job.rank, size=job.size, rendezvous=job.rendezvous)
-    config = workload.real_config(job.path) if job.prompts else workload.config(job.path)
-    module, _, function = job.factory.partition(":")
-    load_runner: Factory = getattr(importlib.import_module(module), function)
+    config = workload.real_config(job.path) if job.prompts else workload.config(job.path, **job.settings)
+    load_runner = factory_of(job.factory)
     runner, model = load_runner(config, world)
     if job.prompts:
         found = workload.answers_at_once(runner, config, job.prompts), dict[str, list[TokenScore]]()

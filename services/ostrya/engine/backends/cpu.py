@@ -81,12 +81,18 @@ class CpuRunner:
         source = open_source(Path(config.model_path))
         self.context_tokens = config.context_within(source.spec.context_tokens)
         self.vocab_size = source.spec.vocab_size
-        sharding = Sharding(source.spec, Mesh(tensor=world.size))
+        sharding = Sharding(source.spec, mesh := Mesh.of(world.size, num_groups=config.expert_parallel))
         self.spec = sharding.local
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         self._page_size = config.page_size
         self._collectives = Gloo(world) if world.size > 1 else None
-        builder = CpuBuilder(self._dtype, config.weights, self._collectives)
+        builder = CpuBuilder(
+            self._dtype,
+            config.weights,
+            self._collectives,
+            mesh=mesh,
+            exchange_tokens=config.expert_exchange_tokens,
+        )
         self._weights = read_weights(source, builder, sharding)
         self._kept = builder.choose(config.max_running)
         self._tables = MixerTables(self.spec, num_positions=self.context_tokens)
