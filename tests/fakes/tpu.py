@@ -3,12 +3,12 @@
 `load_runner` is a factory for processes that have it on their PYTHONPATH (`environment`).
 """
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import torch
 
 from ostrya.engine.backends import torchtpu
@@ -33,10 +33,26 @@ def environment(log: Path) -> dict[str, str]:
     }
 
 
-def events(log: Path, event: str) -> list[dict[str, object]]:
-    """What was asked for, in order of asking."""
-    asked = [json.loads(line) for line in log.read_text().splitlines()]
-    return [one for one in asked if one["event"] == event]
+class Asked(msgspec.Struct, frozen=True):
+    """A line of the log: what the stand-in was asked for, by which rank."""
+
+    event: str
+    rank: int = 0
+    environment: dict[str, str] = {}
+    fn: str = ""
+    num_shapes: int = 0
+    collectives: dict[str, int] = {}
+    """In a program, how many of each."""
+    num_written: int = 0
+    """Inputs that a program writes to."""
+    name: str = ""
+    donate_argnums: tuple[int, ...] = ()
+
+
+def events(log: Path, event: str) -> list[Asked]:
+    """In order of asking."""
+    asked = [msgspec.json.decode(line, type=Asked) for line in log.read_text().splitlines()]
+    return [one for one in asked if one.event == event]
 
 
 class StrictRunner:

@@ -30,7 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end an answer, as text/turns.py finds them; given by the worker's command."""
     backend: Literal["cpu", "xla", "torchtpu"] = "cpu"
-    """cpu is the one that serves today; the others are refused at start."""
+    """What computes. xla is refused at start in this version."""
     tensor_parallel: int = 1
     """Devices that share each layer: all chips of the slice. With backend cpu: processes, which meet over gloo."""
     expert_parallel: int = 1

@@ -57,7 +57,7 @@ async def test_an_engine_that_torch_tpu_ends_says_why_it_may_have(
     ):
         await EngineProcess.start(config(path), factory=FACTORY)
     (imported,) = tpu.events(log, "import")
-    assert imported["environment"] == {
+    assert imported.environment == {
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "TORCH_TPU_INTERNAL_MATERIALIZE_COLLECTIVE_TENSORS": "false",
         "TORCH_TPU_SLICEBUILDER_ADDRESSES": "localhost:8070",

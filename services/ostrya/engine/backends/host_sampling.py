@@ -1,5 +1,5 @@
-"""Tokens and log probabilities chosen on the host, from logits that a device computed. Called by backends that compile,
-for steps with a row that wants more than the largest logit; those stay on the device.
+"""Tokens and log probabilities chosen on the host. Called by the CPU backend, and by backends that compile for steps
+with a row that wants more than its largest logit, which they find themselves.
 
 Shapes: R rows, V vocabulary, N tokens.
 """
@@ -36,6 +36,7 @@ def choose(
     parts = [score(logprobs_NV, torch.from_numpy(tokens_R[scoring.row]), num_top=num_top)]
     for first in range(0, len(scoring.index), SCORED_AT_ONCE):
         targets_N = torch.from_numpy(scoring.target[first : first + SCORED_AT_ONCE])
+        # Whole slices only: a device has one shape of it, and on CPU oneDNN prepares itself for each number of rows.
         index = np.zeros(SCORED_AT_ONCE, np.int32)
         index[: len(targets_N)] = scoring.index[first : first + SCORED_AT_ONCE]
         logprobs_NV = logits_at(torch.from_numpy(index))[: len(targets_N)].log_softmax(-1)

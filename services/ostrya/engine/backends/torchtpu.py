@@ -23,10 +23,10 @@ def load_runner(
     """Reads the shard of this process. ConfigError with one line when torch_tpu would not run here, or when the model
     cannot be divided so; ModelLoadError when it cannot be read. In the engine's own process, which it may end."""
     machine = machine or this_machine()
-    hosts = hosts_of(os.environ)
+    hosts = hosts_of(world, os.environ)
     if found := problem(machine, world, hosts=hosts, topology=config.slice_topology):
         raise ConfigError([found])
-    topology = config.slice_topology or machine.topologies[world.size // len(hosts)]
+    topology = config.slice_topology or machine.topologies[world.size // world.num_hosts]
     os.environ.update(
         environment(world, hosts=hosts, topology=topology, compile_cache=config.compile_cache, given=os.environ)
     )

@@ -72,9 +72,9 @@ def problem(machine: Machine, world: World, *, hosts: Sequence[str], topology: s
         return "libtpu is not here, and torch_tpu ends a process without it; install libtpu, or set TPU_LIBRARY_PATH"
     if not machine.num_devices:
         return "this machine shows no TPU (none on the PCI bus that /dev/vfio gives to processes); use backend cpu here"
-    num_hosts = len(hosts)
-    if world.size % num_hosts:
-        return f"tensor_parallel is {world.size}, which does not divide among {num_hosts} hosts ({', '.join(hosts)})"
+    num_hosts = world.num_hosts
+    if len(hosts) != num_hosts:
+        return f"TPU_WORKER_HOSTNAMES names {len(hosts)} hosts; the slice has {num_hosts}: set it to all, in order"
     here = world.size // num_hosts
     if here > machine.num_devices:
         return (
@@ -91,9 +91,11 @@ def problem(machine: Machine, world: World, *, hosts: Sequence[str], topology: s
     return None
 
 
-def hosts_of(environ: Mapping[str, str]) -> list[str]:
+def hosts_of(world: World, environ: Mapping[str, str]) -> list[str]:
     """The slice's hosts in order, as GKE and LeaderWorkerSet name them."""
-    return [host for host in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host] or ["localhost"]
+    if world.num_hosts == 1:
+        return ["localhost"]
+    return [host for host in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
 
 
 def environment(
@@ -106,7 +108,7 @@ def environment(
 ) -> dict[str, str]:
     """What a process has to set before it loads torch_tpu. What is `given` already for the slice stays, as torch_tpu's
     own set_tpu_launch_env leaves it."""
-    here = world.size // len(hosts)
+    here = world.size // world.num_hosts
     host, _, port = world.rendezvous.rpartition(":")
     first_port = int((given or {}).get("TORCH_TPU_BASE_PORT", _BASE_PORT))
     slice_wide = {
@@ -115,7 +117,7 @@ def environment(
     }
     ranks = {
         "RANK": str(world.rank),
-        "LOCAL_RANK": str(world.rank % here),
+        "LOCAL_RANK": str(world.local_rank),
         "WORLD_SIZE": str(world.size),
         "LOCAL_WORLD_SIZE": str(here),
     }

@@ -25,7 +25,7 @@ Kv = tuple[torch.Tensor, ...]
 
 
 class Shards:
-    """Collectives over all processes, for use inside programs."""
+    """Collectives, for use inside programs."""
 
     def __init__(self, *, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -40,12 +40,16 @@ class Shards:
             return x.unsqueeze(0)
         return functional.all_gather_tensor(x.contiguous(), 0, _everyone()).view(self.size, *x.shape)
 
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Of [n, ...] x[i] goes to process i; [n, ...]: what each process had for this one."""
+        return functional.all_to_all_single(x, None, None, _everyone())
+
 
 class FunctionalOps:
     """StaticOps that leave the keys and values they are given as they are."""
 
     def __init__(self, ops: StaticOps) -> None:
-        self.add, self.gate, self.rotate = ops.add, ops.gate, ops.rotate
+        self.add, self.gate, self.routed, self.rotate = ops.add, ops.gate, ops.routed, ops.rotate
         self._ops = ops
 
     def attend(

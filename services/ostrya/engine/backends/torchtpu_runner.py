@@ -18,6 +18,7 @@ import torch
 
 from ostrya.engine.backends import torchtpu_bridge as bridge
 from ostrya.engine.backends.base import LoadedModel
+from ostrya.engine.backends.exchange import ProcessExchange
 from ostrya.engine.backends.host_sampling import SCORED_AT_ONCE, choose, is_greedy
 from ostrya.engine.backends.static_ops import StaticBuilder, kv_shape
 from ostrya.engine.backends.step_inputs import packed
@@ -62,7 +63,7 @@ class TorchTpuRunner:
         source = open_source(Path(config.model_path))
         self.context_tokens = config.context_within(source.spec.context_tokens)
         self.vocab_size = source.spec.vocab_size
-        sharding = Sharding(source.spec, Mesh(tensor=world.size))
+        sharding = Sharding(source.spec, mesh := Mesh.of(world.size, num_groups=config.expert_parallel))
         # Nothing above needs a device: what cannot work is said before one is taken.
         self._on = bridge.load()
         self._world = world
@@ -76,6 +77,9 @@ class TorchTpuRunner:
             dtype=dtype,
             placed=lambda tensor: tensor.to(self._on),
             add_up=shards.add_up,
+            expert_group=torch.tensor(world.rank // mesh.tensor),
+            exchange=ProcessExchange(shards),
+            exchange_tokens=config.expert_exchange_tokens,
         )
         shapes = ladder(
             max_running=config.max_running,

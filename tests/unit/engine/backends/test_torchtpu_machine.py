@@ -22,34 +22,44 @@ V6E = Machine(
 def test_a_machine_with_all_it_takes_has_no_problem() -> None:
     for torch in ("2.11.0", "2.13.0+cpu", "2.15.1"):
         assert problem(replace(V6E, torch=torch), World(size=4), hosts=HOST, topology="") is None
-    assert problem(V6E, World(size=8), hosts=["a", "b"], topology="2x4") is None
+    assert problem(V6E, World(size=8, num_hosts=2), hosts=["a", "b"], topology="2x4") is None
     assert problem(V6E, World(size=3), hosts=HOST, topology="1x3") is None
 
 
 @pytest.mark.parametrize(
-    ("machine", "size", "hosts", "words"),
+    ("machine", "size", "words"),
     [
-        (replace(V6E, torch_tpu=None), 1, HOST, "torch-tpu is not installed, which backend torchtpu needs; install"),
-        (replace(V6E, torch="2.9.1"), 1, HOST, "torch is 2.9.1; torch-tpu 0.2.0 loads with 2.11 to 2.15: install"),
-        (replace(V6E, torch="2.16.0"), 1, HOST, "torch is 2.16.0; torch-tpu 0.2.0 loads with 2.11 to 2.15: install"),
+        (replace(V6E, torch_tpu=None), 1, "torch-tpu is not installed, which backend torchtpu needs; install"),
+        (replace(V6E, torch="2.9.1"), 1, "torch is 2.9.1; torch-tpu 0.2.0 loads with 2.11 to 2.15: install"),
+        (replace(V6E, torch="2.16.0"), 1, "torch is 2.16.0; torch-tpu 0.2.0 loads with 2.11 to 2.15: install"),
         (
             replace(V6E, has_libtpu=False),
             1,
-            HOST,
             "libtpu is not here, and torch_tpu ends a process without it; install",
         ),
-        (replace(V6E, num_devices=0), 1, HOST, "this machine shows no TPU"),
-        (V6E, 8, HOST, "tensor_parallel is 8, which is 8 processes on this host, a TPU device each; it has 4"),
-        (V6E, 4, ["a", "b", "c"], "tensor_parallel is 4, which does not divide among 3 hosts (a, b, c)"),
-        (V6E, 8, ["a", "b"], "slice_topology is not set; a slice of 2 hosts needs it"),
-        (V6E, 3, HOST, "tensor_parallel is 3; one host of this TPU goes with 1, 4, 8, or set slice_topology"),
+        (replace(V6E, num_devices=0), 1, "this machine shows no TPU"),
+        (V6E, 8, "tensor_parallel is 8, which is 8 processes on this host, a TPU device each; it has 4"),
+        (V6E, 3, "tensor_parallel is 3; one host of this TPU goes with 1, 4, 8, or set slice_topology"),
     ],
 )
-def test_what_is_missing_is_one_line(machine: Machine, size: int, hosts: list[str], words: str) -> None:
-    found = problem(machine, World(size=size), hosts=hosts, topology="")
+def test_what_is_missing_is_one_line(machine: Machine, size: int, words: str) -> None:
+    found = problem(machine, World(size=size), hosts=HOST, topology="")
     assert found is not None
     assert re.match(re.escape(words), found)
     assert "\n" not in found
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        (["a", "b"], "slice_topology is not set; a slice of 2 hosts needs it"),
+        (["a"], "TPU_WORKER_HOSTNAMES names 1 hosts; the slice has 2: set it to all, in order"),
+    ],
+)
+def test_a_slice_of_several_hosts_says_what_it_is(hosts: list[str], words: str) -> None:
+    found = problem(V6E, World(size=8, num_hosts=2), hosts=hosts, topology="")
+    assert found is not None
+    assert found.startswith(words)
 
 
 def pci_device(root: Path, name: str, *, vendor: str, device: str, group: str | None) -> None:
@@ -99,10 +109,11 @@ def test_each_rank_of_one_host_is_told_the_same_slice() -> None:
 
 
 def test_ranks_of_several_hosts_count_through() -> None:
-    hosts = hosts_of({"TPU_WORKER_HOSTNAMES": "a,b,"})
+    world = World(rank=5, size=8, rendezvous="a:9", num_hosts=2)
+    hosts = hosts_of(world, {"TPU_WORKER_HOSTNAMES": "a,b,"})
     assert hosts == ["a", "b"]
     found = environment(
-        World(rank=5, size=8, rendezvous="a:9"),
+        world,
         hosts=hosts,
         topology="2x2x2",
         given={"TORCH_TPU_BASE_PORT": "700"},
@@ -110,6 +121,8 @@ def test_ranks_of_several_hosts_count_through() -> None:
     assert found["TORCH_TPU_SLICEBUILDER_ADDRESSES"] == "a:700,a:701,a:702,a:703,b:700,b:701,b:702,b:703"
     assert (found["RANK"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("5", "1", "4")
     assert found["TORCH_TPU_TOPOLOGY"] == "2,2,2"
+    # A virtual machine with one host names it too, and what is alone there needs no other's name.
+    assert hosts_of(World(), {"TPU_WORKER_HOSTNAMES": "t1v-n-0"}) == HOST
 
 
 def test_what_is_set_for_the_slice_stays_and_the_caches_follow_the_settings() -> None:
