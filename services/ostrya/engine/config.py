@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from ostrya.capacity.chips import find_slice
 from ostrya.errors import ConfigError
 
 Weights = Literal["auto", "int4", "int8", "bf16", "f32"]
@@ -28,8 +29,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the digest chain; see text/tokenizer.py."""
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end an answer, as text/turns.py finds them; given by the worker's command."""
-    backend: Literal["cpu", "xla", "torchtpu"] = "cpu"
-    """cpu is the one that serves today; the others are refused at start."""
+    vocab_size: int = 0
+    """Of the tokenizer; given by the worker's command. 0 = as the model says."""
+    backend: Literal["cpu", "xla", "torchtpu", "roofline"] = "cpu"
+    """cpu serves; roofline computes nothing and takes the time that the model would take on `slice`; the others are
+    refused at start."""
+    slice: str = ""
+    """With backend roofline: the TPU slice that is simulated, as `ostrya capacity --list` names them, like tpu7x-16."""
     tensor_parallel: int = 1
     """Devices that share each layer: all chips of the slice. 1 with backend cpu."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -40,7 +46,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = 16
     """Tokens a page."""
     num_pages: int = 4096
-    """KV pages; page 0 is scratch for padding."""
+    """KV pages; page 0 is scratch for padding. With backend roofline as many as the slice has room for, whatever this
+    says."""
     routing_stride: int = 2
     """Every routing_stride-th page is a resume point that routers see."""
     max_context_tokens: int | None = None
@@ -66,6 +73,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             problems.append(f"tensor_parallel is {self.tensor_parallel}; it must be at least 1")
         elif self.tensor_parallel > 1 and self.backend == "cpu":
             problems.append(f"tensor_parallel is {self.tensor_parallel}; backend cpu has one device: it must be 1")
+        problems += self._slice_problems()
         if problem := weights_problem(self.weights, self.dtype):
             problems.append(problem)
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
@@ -86,3 +94,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             problems.append(f"max_inter_token_s is {self.max_inter_token_s}; it must be 0 or more")
         if problems:
             raise ConfigError(problems)
+
+    def _slice_problems(self) -> list[str]:
+        if self.backend != "roofline":
+            return [f"slice is {self.slice}; only backend roofline simulates one"] if self.slice else []
+        if not self.slice:
+            return ["slice is empty; backend roofline needs the one to simulate, such as tpu7x-16"]
+        try:
+            find_slice(self.slice)
+        except ConfigError as error:
+            return list(error.problems)
+        return []
