@@ -50,10 +50,9 @@ class StepSeconds:
 class StepModel:
     """One model on one slice; with PEAK, the limit. Caches are spread over the devices (Placement.SPREAD)."""
 
-    def __init__(self, spec: ModelSpec, where: Slice, *, efficiency: Efficiency = PEAK, source: str = "") -> None:
-        """`source`: where the slice's figures are from, for people."""
+    def __init__(self, spec: ModelSpec, where: Slice, *, efficiency: Efficiency = PEAK) -> None:
         flops_per_s = where.peak_flops_per_s(Dtype.BF16)
-        self.peaks = Peaks(where.hbm_bytes_per_s, flops_per_s, source or f"published for {where.name}")
+        self.peaks = Peaks(where.hbm_bytes_per_s, flops_per_s, f"published for {where.name}")
         self._spec, self._where, self._efficiency = spec, where, efficiency
         self._terms = {phases: self._terms_of(*phases) for phases in ((True, False), (False, True), (True, True))}
         self._experts = self._expert_groups()
