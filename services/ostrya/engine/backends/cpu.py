@@ -1,4 +1,5 @@
 """The CPU backend: plain torch, the embedded default and the reference for every other. The engine sees only base.py.
+With several processes (world.py) each computes one shard: the explicit interpreter, over gloo.
 
 One device thread runs all tensor code, loading included, so that the engine's own thread keeps planning and hearing
 aborts while a step runs. A shape costs nothing to compile here; shapes are still counted, so that this backend shows
@@ -20,15 +21,19 @@ import numpy.typing as npt
 import torch
 
 from ostrya.engine.backends.base import LoadedModel
+from ostrya.engine.backends.collectives import Gloo
 from ostrya.engine.backends.cpu_ops import CpuOps, MixerTables
 from ostrya.engine.backends.cpu_weights import CpuBuilder
+from ostrya.engine.backends.kernels.divided_sampling import gathered, sample_divided
 from ostrya.engine.backends.kernels.sampling import sample
 from ostrya.engine.backends.kernels.scores import joined, score
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.models.decoder import forward, logits
+from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.weights import read_weights
 from ostrya.engine.plan import Bucket, Scores, Scoring, StepPlan, fed_forward
+from ostrya.engine.world import ALONE, World
 from ostrya.errors import ConfigError
 
 T = TypeVar("T")
@@ -45,10 +50,10 @@ _M_ARENA_MAX = -8
 _StepResult = tuple[npt.NDArray[np.int32], Scores | None]
 
 
-def load_runner(config: EngineConfig) -> tuple["CpuRunner", LoadedModel]:
+def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner", LoadedModel]:
     """Reads the weights and sets the KV pages aside. ModelLoadError when they cannot be used, ConfigError for a
-    context too long."""
-    threads = config.num_threads or os.cpu_count() or 1
+    context too long, or for a model that cannot be divided among the processes of `world`."""
+    threads = config.num_threads or max(1, (os.cpu_count() or 1) // world.size)
     # Loading takes more memory than what stays. glibc keeps what is freed until it is told to trim (200 MB of 650 for
     # SmolLM2 at 4 bits), and what lies at the end of another arena than the first also then (100 MB).
     _glibc("mallopt", _M_ARENA_MAX, 1)
@@ -56,7 +61,7 @@ def load_runner(config: EngineConfig) -> tuple["CpuRunner", LoadedModel]:
     device = ThreadPoolExecutor(1, "device", initializer=partial(torch.set_num_threads, threads))
     started = time.perf_counter()
     try:
-        runner = device.submit(_inference, lambda: CpuRunner(config, device)).result()
+        runner = device.submit(_inference, lambda: CpuRunner(config, device, world)).result()
         _glibc("malloc_trim", 0)
     except BaseException:
         device.shutdown()
@@ -72,15 +77,18 @@ def load_runner(config: EngineConfig) -> tuple["CpuRunner", LoadedModel]:
 class CpuRunner:
     """A Runner. Steps run one after another on the device thread."""
 
-    def __init__(self, config: EngineConfig, device: ThreadPoolExecutor) -> None:
+    def __init__(self, config: EngineConfig, device: ThreadPoolExecutor, world: World = ALONE) -> None:
         """On the device thread."""
         source = open_source(Path(config.model_path))
         self.context_tokens = _context_tokens(config, source.spec.context_tokens)
-        self.spec = source.spec
+        self.vocab_size = source.spec.vocab_size
+        sharding = Sharding(source.spec, Mesh(tensor=world.size))
+        self.spec = sharding.local
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         self._page_size = config.page_size
-        builder = CpuBuilder(self._dtype, config.weights)
-        self._weights = read_weights(source, builder)
+        self._collectives = Gloo(world) if world.size > 1 else None
+        builder = CpuBuilder(self._dtype, config.weights, self._collectives)
+        self._weights = read_weights(source, builder, sharding)
         self._kept = builder.choose(config.max_running)
         self._tables = MixerTables(self.spec, num_positions=self.context_tokens)
         sizes = [layer.mixer.sizes for layer in self.spec.layers]
@@ -93,10 +101,6 @@ class CpuRunner:
         self._shapes: set[Bucket] = set()
         self._num_late_shapes = 0
         self._warm = False
-
-    @property
-    def vocab_size(self) -> int:
-        return self.spec.vocab_size
 
     @property
     def weights(self) -> str:
@@ -129,6 +133,8 @@ class CpuRunner:
     def close(self) -> None:
         self._device.shutdown(wait=True)
         self._kv_pages.clear()
+        if self._collectives is not None:
+            self._collectives.close()
 
     def _step(self, plan: StepPlan) -> _StepResult:
         tokens, scores = self._run(fed_forward(plan, self._last_tokens))
@@ -145,6 +151,9 @@ class CpuRunner:
         token_ids_T = torch.from_numpy(plan.token_ids[:num_tokens])
         x_TD, _ = forward(ops, self.spec, self._weights, token_ids_T=token_ids_T, kv=self._kv_pages)
         logits_RV = logits(self._weights, x_TD, torch.from_numpy(plan.logits_index[:num_logits]))
+        if self._collectives is not None and plan.scoring is None:
+            return sample_divided(logits_RV, plan, self._collectives).int().numpy(), None
+        logits_RV = self._whole(logits_RV)
         if plan.scoring is None:
             return sample(logits_RV, plan).int().numpy(), None
         logprobs_NV = logits_RV[torch.from_numpy(plan.scoring.row)].log_softmax(-1)
@@ -161,9 +170,13 @@ class CpuRunner:
             # Whole slices only: oneDNN prepares itself for each number of rows, and few rows take another kernel.
             index_N = torch.zeros(_SCORED_AT_ONCE, dtype=torch.int32)
             index_N[: len(targets_N)] = torch.from_numpy(scoring.index[first : first + _SCORED_AT_ONCE])
-            logprobs_NV = logits(self._weights, x_TD, index_N)[: len(targets_N)].log_softmax(-1)
+            logprobs_NV = self._whole(logits(self._weights, x_TD, index_N))[: len(targets_N)].log_softmax(-1)
             parts.append(score(logprobs_NV, targets_N, num_top=num_top))
         return joined(parts)
+
+    def _whole(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        """Of the whole vocabulary."""
+        return logits_RV if self._collectives is None else gathered(logits_RV, self._collectives)
 
 
 class CpuStep:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ostrya.engine.backends.collectives import Collectives
 from ostrya.engine.backends.cpu_ops import RmsNorm, look_up
 from ostrya.engine.backends.kernels.linear import make_linear
 from ostrya.engine.backends.kernels.quantized import fits_kernel, make_quantized_linear, packed_bits
@@ -106,8 +107,11 @@ class Kept:
 class CpuBuilder:
     """A Builder; `choose` ends it."""
 
-    def __init__(self, dtype: torch.dtype, weights: Weights) -> None:
+    def __init__(self, dtype: torch.dtype, weights: Weights, collectives: Collectives | None = None) -> None:
+        """Without collectives, of a model that is whole here."""
         self.dtype = dtype
+        self.shard = 0 if collectives is None else collectives.rank
+        self._collectives = collectives
         self._is_auto = weights == "auto" and dtype is torch.bfloat16
         self._dense_name = "bf16" if dtype is torch.bfloat16 else "f32"
         max_bits: Bits | None = 4 if weights == "int4" else 8 if weights == "int8" else None
@@ -116,16 +120,20 @@ class CpuBuilder:
         self._head = _Part(max_bits and 8)
 
     def linear(self, matrix: Matrix, bias_O: torch.Tensor | None = None) -> Linear:
-        return self._kept(self._layers, matrix, bias_O)
+        product = self._kept(self._layers, matrix, bias_O)
+        if self._collectives is None or not matrix.is_partial:
+            return product
+        assert bias_O is None, "it would be added once a shard"
+        add_up = self._collectives.add_up
+        return lambda x_TI: add_up(product(x_TI).float())
 
     def head(self, matrix: Matrix) -> Linear:
         return self._kept(self._head, matrix, None)
 
     def embedding(self, table: Matrix, scale: float) -> Embedding:
         quantized = table.quantized() if self._head.max_bits else None
-        if quantized is None:
-            return look_up(table.dense(), scale)
-        return lambda token_ids_T: quantized.rows(token_ids_T).dense().mul_(scale)
+        rows = look_up(table.dense(), scale) if quantized is None else _look_up_quantized(quantized, scale)
+        return rows if self._collectives is None else _of_all_shards(rows, table.shape[0], self._collectives)
 
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:
         return RmsNorm(weight, eps)
@@ -195,6 +203,22 @@ class CpuBuilder:
         bits = f"{' and '.join(sorted({str(both.bits) for both in part.both}))} bits"
         kinds.append(f"{bits} up to {limit} rows, {self._dense_name} beyond" if limit else self._dense_name)
         return (0 if part.kinds else limit), f"{', '.join(kinds)} ({bits}: {', '.join(measured)} times as fast)"
+
+
+def _look_up_quantized(table: Quantized, scale: float) -> Embedding:
+    return lambda token_ids_T: table.rows(token_ids_T).dense().mul_(scale)
+
+
+def _of_all_shards(rows: Embedding, num_rows: int, collectives: Collectives) -> Embedding:
+    """Each shard has `num_rows` tokens."""
+    first = collectives.rank * num_rows
+
+    def look_up_here(token_ids_T: torch.Tensor) -> torch.Tensor:
+        local_T = token_ids_T - first
+        is_elsewhere_T1 = ((local_T < 0) | (local_T >= num_rows)).unsqueeze(-1)
+        return collectives.add_up(rows(local_T.clamp(0, num_rows - 1)).masked_fill_(is_elsewhere_T1, 0.0))
+
+    return look_up_here
 
 
 def _gain(both: Sequence[_Both], rows: int) -> float:

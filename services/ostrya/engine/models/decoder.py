@@ -4,7 +4,8 @@ Nothing here writes in place or looks at a value, so a compiling backend can tra
 weights instead of calling `forward`.
 
 Shapes: T tokens (padded), R rows (sequences), D hidden, V vocabulary; the rest in ops.py. The residual stream and the
-norms are float32 whatever the weights are.
+norms are float32 whatever the weights are. Sizes are those of one shard (sharding.py): heads, inner values and logits
+are the shard's, the residual stream is whole.
 """
 
 from collections.abc import Sequence
@@ -89,7 +90,7 @@ def _attention(
     ops: Ops[Kv], mixer: Attention, weights: AttentionWeights, x_TD: torch.Tensor, kv: Kv
 ) -> tuple[torch.Tensor, Kv]:
     qkv_TX = weights.qkv(weights.norm(x_TD))
-    qkv_TXH = qkv_TX.view(qkv_TX.shape[0], -1, mixer.sizes.head_dim)
+    qkv_TXH = qkv_TX.view(*qkv_TX.shape[:-1], -1, mixer.sizes.head_dim)
     qkv_TXH = ops.rotate(qkv_TXH, mixer, weights.qk_norm)
     out_TE, kv = ops.attend(qkv_TXH, mixer, kv)
     return _normed(weights.post_norm, weights.output(out_TE)), kv

@@ -8,8 +8,9 @@ import torch
 from ostrya.engine.models.families import BY_ARCHITECTURE
 from ostrya.engine.models.gguf_file import GgufFile
 from ostrya.engine.models.gguf_metadata import ROPE_DIVISORS, GgufMetadata
-from ostrya.engine.models.quantized import Quantized
-from ostrya.engine.models.source import checked, pairs_side_by_side
+from ostrya.engine.models.quantized import GROUP, Quantized
+from ostrya.engine.models.sharding import Part, Region
+from ostrya.engine.models.source import checked, cut, pairs_side_by_side
 from ostrya.errors import ModelLoadError
 
 
@@ -34,25 +35,36 @@ class GgufSource:
         if (found := self._file.tensors[name].shape) != shape:
             raise ModelLoadError(f"{self._path}: tensor {name} has shape {list(found)}; expected {list(shape)}")
 
-    def read_into(self, name: str, out: torch.Tensor) -> None:
-        self.require(name, tuple(out.shape))
+    def read_into(self, name: str, out: torch.Tensor, region: Region) -> None:
+        self.require(name, region.shape)
         self._unread.discard(name)
+        # A vector is one row of the file.
+        rows, columns = region.parts if len(region.parts) == 2 else (Part.whole(1), region.parts[0])
         out_rows = out.view(-1, out.shape[-1])
+        if not region.is_whole:
+            out_rows.zero_()
         step = self._file.chunk_rows(name)
-        for first in range(0, len(out_rows), step):
-            last = min(first + step, len(out_rows))
-            out_rows[first:last].copy_(torch.from_numpy(self._file.rows(name, first, last)))
+        for at, start, stop in rows.ranges:
+            for first in range(start, stop, step):
+                last = min(first + step, stop)
+                values = torch.from_numpy(self._file.rows(name, first, last))
+                out_rows[at + first - start : at + last - start].copy_(cut(values, (Part.whole(last - first), columns)))
         if self._halves_apart:
             out.copy_(pairs_side_by_side(name, out, self.spec))
 
-    def quantized(self, name: str, shape: tuple[int, int]) -> Quantized | None:
-        self.require(name, shape)
-        blocks = self._file.blocks(name)
-        if blocks is None:
+    def quantized(self, name: str, region: Region) -> Quantized | None:
+        self.require(name, region.shape)
+        rows, columns = region.parts
+        groups = columns.in_units_of(GROUP)
+        blocks = None if groups is None else self._file.blocks(name)
+        if blocks is None or groups is None:
             return None
         self._unread.discard(name)
         bits, *arrays = blocks
-        parts = [torch.from_numpy(array) for array in arrays]
+        parts = [
+            cut(torch.from_numpy(array), (rows, part))
+            for array, part in zip(arrays, (columns, groups, groups), strict=True)
+        ]
         if self._halves_apart:
             parts = [pairs_side_by_side(name, part, self.spec) for part in parts]
         q_OI, scale_OG, offset_OG = parts

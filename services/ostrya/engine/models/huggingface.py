@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 
 from ostrya.engine.models.families import BY_KIND
 from ostrya.engine.models.huggingface_config import JsonConfig
-from ostrya.engine.models.source import checked, pairs_side_by_side
+from ostrya.engine.models.sharding import Region
+from ostrya.engine.models.source import checked, cut, pairs_side_by_side
 from ostrya.errors import ModelLoadError
 
 _TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
@@ -69,18 +70,18 @@ class HuggingFaceSource:
         if dtype not in _DTYPES:
             raise ModelLoadError(f"{shard}: tensor {stored_name} has dtype {dtype}; supported: {', '.join(_DTYPES)}")
 
-    def read_into(self, name: str, out: torch.Tensor) -> None:
-        self.require(name, tuple(out.shape))
+    def read_into(self, name: str, out: torch.Tensor, region: Region) -> None:
+        self.require(name, region.shape)
         stored_name = self._stored_name(name)
         with _opened(self._shard(stored_name)) as file:
-            stored = file.get_tensor(stored_name)
+            stored = cut(file.get_tensor(stored_name), region.parts)
         out.copy_(pairs_side_by_side(name, stored, self.spec))
         if name.endswith("_norm.weight"):
             out.add_(self._norm_offset)
         self._unread.discard(stored_name)
 
-    def quantized(self, name: str, shape: tuple[int, int]) -> None:
-        self.require(name, shape)
+    def quantized(self, name: str, region: Region) -> None:
+        self.require(name, region.shape)
 
     def unread(self) -> list[str]:
         return sorted(self._unread)

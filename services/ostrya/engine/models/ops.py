@@ -1,8 +1,8 @@
 """The seam between what a model computes (decoder.py) and how a backend does it: in place or not, in which weight
 layout, by which kernel, on how many devices.
 
-Shapes: T tokens (padded), D hidden, N query heads, K KV heads, X = N + 2K heads of one fused product (queries, keys,
-values), H head dim, E = N * H, F a gate and what it gates side by side.
+Shapes: S shards, T tokens (padded), D hidden, N query heads, K KV heads, X = N + 2K heads of one fused product
+(queries, keys, values), H head dim, E = N * H, F a gate and what it gates side by side.
 """
 
 from collections.abc import Callable
@@ -26,17 +26,24 @@ Kv = TypeVar("Kv")
 
 class Matrix(Protocol):
     """weight_OI of a product, not yet read: a backend reads what it wants to keep. Of one tensor, or of several below
-    each other."""
+    each other; of one shard, or of all (Builder.shard)."""
 
     @property
-    def shape(self) -> tuple[int, int]: ...
+    def shape(self) -> tuple[int, int]:
+        """Of one shard."""
+        ...
+
+    @property
+    def is_partial(self) -> bool:
+        """A shard has some of the inputs only: results are added up over shards."""
+        ...
 
     def dense(self) -> torch.Tensor:
-        """In the dtype of the builder, which may keep the tensor."""
+        """[O, I], or [S, O, I] of all shards, in the dtype of the builder, which may keep the tensor."""
         ...
 
     def quantized(self) -> Quantized | None:
-        """As the checkpoint holds it; None where not all of it is at 4 or 8 bits in groups."""
+        """As the checkpoint holds it, of one shard; None where not all of it is at 4 or 8 bits in groups."""
         ...
 
 
@@ -48,14 +55,22 @@ class Builder(Protocol):
         """In which it wants matrices and biases; norms come in float32."""
         ...
 
-    def linear(self, matrix: Matrix, bias_O: torch.Tensor | None = None) -> Linear: ...
+    @property
+    def shard(self) -> int | None:
+        """Whose part of matrices and biases it wants: of one shard, or (None) of all, in a leading dimension S that the
+        results of its products have too, unless they are added up. What is not divided comes without S."""
+        ...
+
+    def linear(self, matrix: Matrix, bias_O: torch.Tensor | None = None) -> Linear:
+        """Its results are whole where the matrix is partial, else the shard's."""
+        ...
 
     def head(self, matrix: Matrix) -> Linear:
-        """To logits; the matrix may be the embedding's table, which is then read once for both."""
+        """To the shard's logits; the matrix may be the embedding's table, which is then read once for both."""
         ...
 
     def embedding(self, table: Matrix, scale: float) -> Embedding:
-        """Rows of table_VD, scaled."""
+        """Rows of table_VD, scaled; the shard has a part of the rows."""
         ...
 
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:

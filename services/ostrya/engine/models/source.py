@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from ostrya.engine.models.quantized import Quantized
+from ostrya.engine.models.sharding import Part, Region
 from ostrya.engine.models.spec import DecoderSpec
 from ostrya.errors import ModelLoadError
 
@@ -25,11 +26,12 @@ class WeightSource(Protocol):
     def require(self, name: str, shape: tuple[int, ...]) -> None:
         """ModelLoadError when the tensor is missing or has another shape. Ask before setting memory aside for it."""
 
-    def read_into(self, name: str, out: torch.Tensor) -> None:
-        """Requires the tensor, then fills `out`, converting to its dtype."""
+    def read_into(self, name: str, out: torch.Tensor, region: Region) -> None:
+        """Requires the tensor, then fills `out`, of the region's local shape, converting to its dtype."""
 
-    def quantized(self, name: str, shape: tuple[int, int]) -> Quantized | None:
-        """Requires the matrix; then as the checkpoint holds it, None where that is not at 4 or 8 bits in groups."""
+    def quantized(self, name: str, region: Region) -> Quantized | None:
+        """Requires the matrix; then the region as the checkpoint holds it, None where that is not at 4 or 8 bits in
+        groups, or where the region cuts a group."""
 
     def unread(self) -> list[str]:
         """Tensors of the checkpoint that nobody asked for: parts of a model that we would compute wrongly."""
@@ -58,6 +60,19 @@ def pairs_side_by_side(name: str, values: torch.Tensor, spec: DecoderSpec) -> to
         return values
     head_dim = spec.layers[int(found[1])].mixer.sizes.head_dim
     return values.view(-1, 2, head_dim // 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+
+
+def cut(values: torch.Tensor, parts: tuple[Part, ...]) -> torch.Tensor:
+    """The parts of a tensor's dimensions."""
+    for dim, part in enumerate(parts):
+        if part == Part.whole(values.shape[dim]):
+            continue
+        shape = list(values.shape)
+        shape[dim] = part.size
+        whole, values = values, values.new_zeros(shape)
+        for at, start, stop in part.ranges:
+            values.narrow(dim, at, stop - start).copy_(whole.narrow(dim, start, stop - start))
+    return values
 
 
 def checked(spec: DecoderSpec, path: Path) -> DecoderSpec:

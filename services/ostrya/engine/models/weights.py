@@ -1,7 +1,6 @@
 """From a weight source to a decoder's weights: every name and shape a model needs is in here. Called by backends."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -9,15 +8,17 @@ import torch
 from ostrya.engine.models.decoder import AttentionWeights, DecoderWeights, FfnWeights, LayerWeights
 from ostrya.engine.models.ops import Builder, Linear, Norm
 from ostrya.engine.models.quantized import Quantized, joined
+from ostrya.engine.models.sharding import Mesh, Region, Sharding, dims_of
 from ostrya.engine.models.source import WeightSource
 from ostrya.engine.models.spec import Attention, LayerSpec
 from ostrya.errors import ModelLoadError
 
 
-def read_weights(source: WeightSource, builder: Builder) -> DecoderWeights:
-    """ModelLoadError if a tensor is missing or has another shape, or if the checkpoint holds one that is not used."""
+def read_weights(source: WeightSource, builder: Builder, sharding: Sharding | None = None) -> DecoderWeights:
+    """What the builder's shard has of a model, or all of it. ModelLoadError if a tensor is missing or has another
+    shape, or if the checkpoint holds one that is not used."""
     spec = source.spec
-    reader = _Reader(source, builder)
+    reader = _Reader(source, builder, sharding or Sharding(spec, Mesh()))
     table = _ReadOnce(reader.matrix({"token_embd": spec.vocab_size}, spec.hidden))
     weights = DecoderWeights(
         embedding=builder.embedding(table, spec.embedding_scale),
@@ -33,51 +34,80 @@ def read_weights(source: WeightSource, builder: Builder) -> DecoderWeights:
     return weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Matrix:
-    """A Matrix."""
+class _Tensors:
+    """Whose parts a builder wants: of one shard, or of all in a leading dimension."""
 
-    source: WeightSource
-    rows_of: Mapping[str, int]
-    """Tensor -> how many rows it has, in the order in which they stand below each other."""
-    num_inputs: int
-    dtype: torch.dtype
+    def __init__(self, source: WeightSource, sharding: Sharding, shard: int | None) -> None:
+        self._source, self._sharding = source, sharding
+        self._is_stacked = shard is None
+        self.shards = range(sharding.mesh.num_shards) if shard is None else range(shard, shard + 1)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return sum(self.rows_of.values()), self.num_inputs
+    def region(self, name: str, shape: tuple[int, ...], shard: int | None = None) -> Region:
+        """Of a shard, or of any."""
+        return self._sharding.region(name, shape, self.shards[0] if shard is None else shard)
 
-    def dense(self) -> torch.Tensor:
-        return _stacked(self.source, "weight", self.rows_of, (self.num_inputs,), self.dtype)
+    def read(self, shape_of: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> torch.Tensor:
+        """Tensors below each other."""
+        # All are asked for before memory is set aside.
+        for name, shape in shape_of.items():
+            self._source.require(name, shape)
+        shards = self.shards if any(map(dims_of, shape_of)) else self.shards[:1]
+        regions = [{name: self.region(name, shape, shard) for name, shape in shape_of.items()} for shard in shards]
+        num_rows = [region.local_shape[0] for region in regions[0].values()]
+        _, *row_shape = next(iter(regions[0].values())).local_shape
+        out = torch.empty((len(regions), sum(num_rows), *row_shape), dtype=dtype)
+        for of_shard, out_of_shard in zip(regions, out, strict=True):
+            parts = out_of_shard.split(num_rows)
+            for (name, region), part in zip(of_shard.items(), parts, strict=True):
+                self._source.read_into(name, part, region)
+        return out if self._is_stacked and any(map(dims_of, shape_of)) else out[0]
 
-    def quantized(self) -> Quantized | None:
+    def quantized(self, shape_of: Mapping[str, tuple[int, int]]) -> Quantized | None:
+        """The same of one shard."""
         parts = []
-        for name, num_rows in self.rows_of.items():
-            part = self.source.quantized(f"{name}.weight", (num_rows, self.num_inputs))
+        for name, shape in shape_of.items():
+            part = self._source.quantized(name, self.region(name, shape))
             if part is None:
                 return None
             parts.append(part)
         return joined(parts)
 
 
+class _Matrix:
+    """A Matrix."""
+
+    def __init__(self, tensors: _Tensors, shape_of: Mapping[str, tuple[int, int]], dtype: torch.dtype) -> None:
+        self._tensors, self._shape_of, self._dtype = tensors, shape_of, dtype
+        regions = [tensors.region(name, shape) for name, shape in shape_of.items()]
+        self.shape = sum(region.local_shape[0] for region in regions), regions[0].local_shape[1]
+        self.is_partial = all((dims := dims_of(name)) is not None and dims[-1] is not None for name in shape_of)
+
+    def dense(self) -> torch.Tensor:
+        return self._tensors.read(self._shape_of, self._dtype)
+
+    def quantized(self) -> Quantized | None:
+        return self._tensors.quantized(self._shape_of)
+
+
 class _ReadOnce:
     """A Matrix for several operations."""
 
     def __init__(self, matrix: _Matrix) -> None:
-        self.shape = matrix.shape
+        self.shape, self.is_partial = matrix.shape, matrix.is_partial
         self.dense, self.quantized = cache(matrix.dense), cache(matrix.quantized)
 
 
 class _Reader:
-    def __init__(self, source: WeightSource, builder: Builder) -> None:
-        self._source = source
+    def __init__(self, source: WeightSource, builder: Builder, sharding: Sharding) -> None:
+        self._tensors = _Tensors(source, sharding, builder.shard)
         self._builder = builder
+        self._local = sharding.local
         self._hidden, self._eps = source.spec.hidden, source.spec.norm_eps
 
     def layer(self, i: int, layer: LayerSpec) -> LayerWeights:
         inner, block = layer.ffn.sizes.inner, f"blk.{i}"
         return LayerWeights(
-            mixer=self._attention(block, layer),
+            mixer=self._attention(i, layer),
             ffn=FfnWeights(
                 norm=self.norm(f"{block}.ffn_norm"),
                 gate_up=self._linear({f"{block}.ffn_gate": inner, f"{block}.ffn_up": inner}, self._hidden),
@@ -90,45 +120,34 @@ class _Reader:
         return self._builder.norm(self._norm_weight(name, self._hidden), self._eps)
 
     def matrix(self, rows_of: Mapping[str, int], num_inputs: int) -> _Matrix:
-        return _Matrix(source=self._source, rows_of=rows_of, num_inputs=num_inputs, dtype=self._builder.dtype)
+        """Of tensors with that many rows each, below each other."""
+        shape_of = {f"{name}.weight": (num_rows, num_inputs) for name, num_rows in rows_of.items()}
+        return _Matrix(self._tensors, shape_of, self._builder.dtype)
 
     def _norm_weight(self, name: str, size: int) -> torch.Tensor:
-        return _stacked(self._source, "weight", {name: size}, (), torch.float32)
+        return self._tensors.read({f"{name}.weight": (size,)}, torch.float32)
 
-    def _attention(self, block: str, layer: LayerSpec) -> AttentionWeights:
-        sizes = layer.mixer.sizes
+    def _attention(self, i: int, layer: LayerSpec) -> AttentionWeights:
+        block, sizes = f"blk.{i}", layer.mixer.sizes
         q_size, kv_size = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
         rows_of = {f"{block}.attn_q": q_size, f"{block}.attn_k": kv_size, f"{block}.attn_v": kv_size}
         return AttentionWeights(
             norm=self.norm(f"{block}.attn_norm"),
             qkv=self._linear(rows_of, self._hidden, biased=sizes.qkv_bias),
-            qk_norm=self._qk_norm(block, layer.mixer) if sizes.qk_norm else None,
+            qk_norm=self._qk_norm(block, self._local.layers[i].mixer) if sizes.qk_norm else None,
             output=self._linear({f"{block}.attn_output": self._hidden}, q_size),
             post_norm=self.norm(f"{block}.post_attention_norm") if layer.post_norms else None,
         )
 
     def _qk_norm(self, block: str, mixer: Attention) -> Norm:
-        """One norm over queries and keys together: an operator costs more than its arithmetic."""
+        """One norm over a shard's queries and keys together: an operator costs more than its arithmetic."""
         sizes = mixer.sizes
         q_H, k_H = (self._norm_weight(f"{block}.attn_{which}_norm", sizes.head_dim) for which in "qk")
         weight_CH = torch.cat([q_H.expand(sizes.num_heads, -1), k_H.expand(sizes.num_kv_heads, -1)])
         return self._builder.norm(weight_CH, self._eps)
 
-    def _linear(self, rows_of: dict[str, int], num_inputs: int, *, biased: bool = False) -> Linear:
+    def _linear(self, rows_of: Mapping[str, int], num_inputs: int, *, biased: bool = False) -> Linear:
         """The matrices of that many rows each, as one."""
-        bias_O = _stacked(self._source, "bias", rows_of, (), self._builder.dtype) if biased else None
+        biases: Mapping[str, tuple[int, ...]] = {f"{name}.bias": (num_rows,) for name, num_rows in rows_of.items()}
+        bias_O = self._tensors.read(biases, self._builder.dtype) if biased else None
         return self._builder.linear(self.matrix(rows_of, num_inputs), bias_O)
-
-
-def _stacked(
-    source: WeightSource, kind: str, rows_of: Mapping[str, int], row_shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    # All are asked for before memory is set aside.
-    for name, num_rows in rows_of.items():
-        source.require(f"{name}.{kind}", (num_rows, *row_shape))
-    out = torch.empty((sum(rows_of.values()), *row_shape), dtype=dtype)
-    first = 0
-    for name, num_rows in rows_of.items():
-        source.read_into(f"{name}.{kind}", out[first : first + num_rows])
-        first += num_rows
-    return out

@@ -35,6 +35,7 @@ class Held:
 
     weight_OI: torch.Tensor
     bits: Bits | None = None
+    is_partial: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:

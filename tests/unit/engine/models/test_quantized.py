@@ -8,6 +8,7 @@ from gguf import GGMLQuantizationType
 
 from ostrya.engine.models.gguf_file import SUPPORTED
 from ostrya.engine.models.quantized import GROUP, Bits, Quantized, joined, rounded
+from ostrya.engine.models.sharding import Region
 from ostrya.engine.models.source import WeightSource, open_source
 from tests.unit.engine.models.checkpoints import Tiny, write_directory, write_gguf
 
@@ -19,8 +20,8 @@ SHAPE = (TINY.mlp_size, TINY.hidden_size)
 def read(source: WeightSource, name: str, shape: tuple[int, int]) -> tuple[Quantized | None, torch.Tensor]:
     """A matrix as it is held, and dequantized by the gguf package."""
     dense_OI = torch.empty(shape)
-    source.read_into(name, dense_OI)
-    return source.quantized(name, shape), dense_OI
+    source.read_into(name, dense_OI, Region.whole(shape))
+    return source.quantized(name, Region.whole(shape)), dense_OI
 
 
 @pytest.mark.parametrize("kind", BITS)
@@ -58,12 +59,12 @@ def changed_to(architecture: str) -> dict[str, int | float | str | None]:
 @pytest.mark.parametrize("kind", [kind for kind in SUPPORTED if kind not in BITS])
 def test_other_kinds_are_read_dequantized_only(kind: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", TINY, TINY.weights(), kind=GGMLQuantizationType[kind])
-    assert open_source(path).quantized("blk.0.ffn_up.weight", SHAPE) is None
+    assert open_source(path).quantized("blk.0.ffn_up.weight", Region.whole(SHAPE)) is None
 
 
 def test_a_directory_holds_none(tmp_path: Path) -> None:
     directory = write_directory(tmp_path / "m", TINY, TINY.weights())
-    assert open_source(directory).quantized("blk.0.ffn_up.weight", SHAPE) is None
+    assert open_source(directory).quantized("blk.0.ffn_up.weight", Region.whole(SHAPE)) is None
 
 
 def random_matrix(num_rows: int = 12, num_inputs: int = 3 * GROUP, *, shift: float = 0.0) -> torch.Tensor:

@@ -1,0 +1,158 @@
+"""The decoder's operations with fixed shapes: what backends that compile trace. No value is looked at on the host.
+
+Written over trailing dimensions, so that they serve one shard, and all shards in a leading dimension S (sharding.py).
+In plain torch, so that they are proved on CPU (tests/numerics/reference.py).
+
+Shapes: see models/ops.py; S shards, h = H / 2 rotary pairs, C = 2K (keys, then values), R rows, P pages of a row,
+L = P * page_size keys of a row, A page_size * pages of the pool: slots.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ostrya.engine.models.ops import Embedding, Linear, Matrix, Norm
+from ostrya.engine.models.spec import Activation, Attention, DecoderSpec, Rope
+
+AddUp = Callable[[torch.Tensor], torch.Tensor]
+Placed = Callable[[torch.Tensor], torch.Tensor]
+
+
+def unchanged(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+class StaticBuilder:
+    """A Builder: closures over tensors that `placed` has put on the device, and `kept` lists.
+
+    Weights lie as [in, out]: x @ w.T is 4 to 16 times slower on XLA:CPU.
+    """
+
+    def __init__(
+        self,
+        *,
+        shard: int | None,
+        first_token: torch.Tensor,
+        dtype: torch.dtype = torch.float32,
+        placed: Placed = unchanged,
+        add_up: AddUp = unchanged,
+    ) -> None:
+        """`first_token`: of the shard's part of the vocabulary, [] or [S, 1]. `add_up`: the sum over shards, of the
+        shard's tensor or of one with S in front."""
+        self.shard, self.dtype = shard, dtype
+        self._first_token = placed(first_token)
+        self._placed, self._add_up = placed, add_up
+
+    def linear(self, matrix: Matrix, bias_O: torch.Tensor | None = None) -> Linear:
+        product = self._product(matrix, bias_O)
+        return (lambda x_TI: self._add_up(product(x_TI).float())) if matrix.is_partial else product
+
+    def head(self, matrix: Matrix) -> Linear:
+        return self._product(matrix, None)
+
+    def embedding(self, table: Matrix, scale: float) -> Embedding:
+        table_VD = self._placed(table.dense().contiguous())
+        num_tokens = table.shape[0]
+
+        def look_up(token_ids_T: torch.Tensor) -> torch.Tensor:
+            local_T = token_ids_T - self._first_token
+            is_here_T1 = ((local_T >= 0) & (local_T < num_tokens)).unsqueeze(-1)
+            rows_TD = _rows(table_VD, local_T.clamp(0, num_tokens - 1)).float()
+            return self._add_up(torch.where(is_here_T1, rows_TD, 0.0)) * scale
+
+        return look_up
+
+    def norm(self, weight: torch.Tensor, eps: float) -> Norm:
+        weight = self._placed(weight)
+        return lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+    def _product(self, matrix: Matrix, bias_O: torch.Tensor | None) -> Linear:
+        weight_IO = self._placed(matrix.dense().transpose(-1, -2).contiguous())
+        if bias_O is None:
+            return lambda x_TI: x_TI.to(weight_IO.dtype) @ weight_IO
+        bias_1O = self._placed(bias_O.unsqueeze(-2))
+        return lambda x_TI: x_TI.to(weight_IO.dtype) @ weight_IO + bias_1O
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticOps:
+    """Ops of one step, from tensors alone. Keys and values lie in kv_ACH, which is written in place."""
+
+    positions_T: torch.Tensor
+    slots_T: torch.Tensor
+    """Where each token's keys and values go, int64."""
+    row_of_T: torch.Tensor
+    page_table_RP: torch.Tensor
+    page_size: int
+
+    def add(self, x_TD: torch.Tensor, y_TD: torch.Tensor) -> torch.Tensor:
+        return x_TD + y_TD
+
+    def gate(self, gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
+        gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
+        opened_TF = F.silu(gate_TF) if activation is Activation.SILU else F.gelu(gate_TF, approximate="tanh")
+        return opened_TF * up_TF
+
+    def rotate(self, qkv_TXH: torch.Tensor, mixer: Attention, norm: Norm | None) -> torch.Tensor:
+        sizes = mixer.sizes
+        qk_TCH, v_TKH = qkv_TXH.tensor_split([sizes.num_heads + sizes.num_kv_heads], dim=-2)
+        exact_TCH = qk_TCH.float()
+        if norm is not None:
+            exact_TCH = norm(exact_TCH)
+        cos_T1h, sin_T1h = rotation(self.positions_T, mixer.rope, head_dim=sizes.head_dim)
+        first_TCh, second_TCh = exact_TCH[..., 0::2], exact_TCH[..., 1::2]
+        turned = first_TCh * cos_T1h - second_TCh * sin_T1h, first_TCh * sin_T1h + second_TCh * cos_T1h
+        return torch.cat([torch.stack(turned, dim=-1).flatten(-2).to(qk_TCH.dtype), v_TKH], dim=-2)
+
+    def attend(
+        self, qkv_TXH: torch.Tensor, mixer: Attention, kv_ACH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes = mixer.sizes
+        q_TNH, kv_TCH = qkv_TXH.tensor_split([sizes.num_heads], dim=-2)
+        kv_ACH.index_copy_(kv_ACH.dim() - 3, self.slots_T, kv_TCH)
+        kv_TLCH = self._keys(kv_ACH).index_select(-4, self.row_of_T)
+        k_TLKH, v_TLKH = kv_TLCH.float().chunk(2, dim=-2)
+        q_TKGH = q_TNH.float().reshape(*q_TNH.shape[:-2], sizes.num_kv_heads, -1, sizes.head_dim)
+        scores_TKGL = torch.einsum("...tkgh,...tlkh->...tkgl", q_TKGH, k_TLKH) * mixer.scale
+        weights_TKGL = scores_TKGL.masked_fill(self._hidden(kv_TLCH.shape[-3], mixer)[:, None, None], -1e30).softmax(-1)
+        out_TKGH = torch.einsum("...tkgl,...tlkh->...tkgh", weights_TKGL, v_TLKH)
+        return out_TKGH.flatten(-3).to(qkv_TXH.dtype), kv_ACH
+
+    def _keys(self, kv_ACH: torch.Tensor) -> torch.Tensor:
+        """kv_RLCH: the pages of each row."""
+        *leading, num_slots, num_heads, head_dim = kv_ACH.shape
+        pages = kv_ACH.view(*leading, num_slots // self.page_size, -1).index_select(-2, self.page_table_RP.flatten())
+        return pages.view(*leading, len(self.page_table_RP), -1, num_heads, head_dim)
+
+    def _hidden(self, num_keys: int, mixer: Attention) -> torch.Tensor:
+        """[T, L] whether a key is ahead of the token, or behind its window."""
+        behind_TL = self.positions_T[:, None] - torch.arange(num_keys, device=self.positions_T.device)
+        hidden_TL = behind_TL < 0
+        if mixer.sizes.window_tokens is not None:
+            hidden_TL = hidden_TL | (behind_TL >= mixer.sizes.window_tokens)
+        return hidden_TL
+
+
+def rotation(positions_T: torch.Tensor, rope: Rope, *, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos_T1h, sin_T1h."""
+    exponents_h = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies_h = 1.0 / (rope.theta**exponents_h)
+    if rope.divisors is not None:
+        frequencies_h = frequencies_h / torch.tensor(rope.divisors)
+    angles_T1h = torch.outer(positions_T.float(), frequencies_h.to(positions_T.device)).unsqueeze(1)
+    return angles_T1h.cos(), angles_T1h.sin()
+
+
+def kv_shape(spec: DecoderSpec, layer: int, *, num_slots: int) -> tuple[int, int, int]:
+    """[A, C, H] of a layer of one shard."""
+    sizes = spec.layers[layer].mixer.sizes
+    return num_slots, 2 * sizes.num_kv_heads, sizes.head_dim
+
+
+def _rows(table_VD: torch.Tensor, index_T: torch.Tensor) -> torch.Tensor:
+    """Of [V, D], or of each shard's with its own indices: [S, V, D] and [S, T]."""
+    if table_VD.dim() == 2:
+        return F.embedding(index_T, table_VD)
+    return table_VD.gather(1, index_T.long().unsqueeze(-1).expand(-1, -1, table_VD.shape[-1]))

@@ -1,0 +1,125 @@
+"""The arithmetic of shards: together they are the model, each is a model of its own; what cannot be divided says so."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostrya.engine.models.sharding import Axis, Mesh, Part, Range, Region, Sharding, divide_heads
+from ostrya.engine.models.source import WeightSource, cut, open_source
+from ostrya.errors import ConfigError
+from tests.numerics.driver import Driver
+from tests.numerics.reference import ReferenceRunner
+from tests.numerics.tiny_families import FAMILIES
+from tests.unit.engine.models.checkpoints import Tiny, write_directory, write_gguf
+
+PROMPTS = [[(7 * row + 3 * at) % 90 + 3 for at in range(length)] for row, length in enumerate((5, 33, 1, 17))]
+
+
+@given(group=st.integers(1, 9), num_kv_heads=st.integers(1, 9), num_shards=st.integers(1, 16))
+def test_every_query_head_is_computed_once_and_beside_its_keys(group: int, num_kv_heads: int, num_shards: int) -> None:
+    num_heads = group * num_kv_heads
+    if num_shards > num_heads:
+        return
+    heads = divide_heads(num_heads, num_kv_heads, num_shards)
+    assert len(heads.queries) == len(heads.keys) == num_shards
+    assert sorted(head for shard in heads.queries for head in shard if head is not None) == list(range(num_heads))
+    local_group = heads.num_heads // heads.num_kv_heads
+    for queries, keys in zip(heads.queries, heads.keys, strict=True):
+        assert (len(queries), len(keys)) == (heads.num_heads, heads.num_kv_heads)
+        for place, head in enumerate(queries):
+            assert head is None or keys[place // local_group] == head // group
+
+
+@pytest.mark.parametrize(
+    ("heads", "local"),
+    [((32, 8, 4), (8, 2)), ((32, 8, 16), (2, 1)), ((9, 3, 2), (6, 2)), ((9, 3, 4), (3, 1)), ((4, 1, 4), (1, 1))],
+)
+def test_heads_are_divided_copied_or_filled_up(heads: tuple[int, int, int], local: tuple[int, int]) -> None:
+    found = divide_heads(*heads)
+    assert (found.num_heads, found.num_kv_heads) == local
+
+
+def test_a_cut_takes_ranges_and_leaves_zeros() -> None:
+    values = torch.arange(1, 13).view(4, 3)
+    rows, columns = Part(3, (Range(0, 3, 4), Range(2, 0, 1))), Part(2, (Range(0, 1, 3),))
+    assert cut(values, (rows, columns)).tolist() == [[11, 12], [0, 0], [2, 3]]
+    assert Part(64, (Range(32, 0, 32),)).in_units_of(32) == Part(2, (Range(1, 0, 1),))
+    assert Part(64, (Range(32, 0, 16),)).in_units_of(32) is None
+
+
+def parts_of(source: WeightSource, name: str, shape: tuple[int, ...], num_shards: int) -> list[torch.Tensor]:
+    sharding = Sharding(source.spec, Mesh(tensor=num_shards))
+    parts = []
+    for shard in range(num_shards):
+        region = sharding.region(name, shape, shard)
+        out = torch.full(region.local_shape, torch.nan)
+        source.read_into(name, out, region)
+        parts.append(out)
+    return parts
+
+
+@pytest.mark.parametrize("container", ["gguf", "directory"])
+def test_shards_of_a_checkpoint_are_its_parts(container: str, tmp_path: Path) -> None:
+    tiny = Tiny()
+    path = tmp_path / "m"
+    path = (
+        write_gguf(path, tiny, tiny.weights()) if container == "gguf" else write_directory(path, tiny, tiny.weights())
+    )
+    source = open_source(path)
+    attention, hidden = source.spec.layers[0].mixer.sizes, tiny.hidden_size
+    inner = source.spec.layers[0].ffn.sizes.inner
+    q_size, kv_size = (n * attention.head_dim for n in (attention.num_heads, attention.num_kv_heads))
+    shapes = {
+        "token_embd.weight": ((tiny.vocab_size, hidden), 0),
+        "blk.0.attn_q.weight": ((q_size, hidden), 0),
+        "blk.1.attn_v.weight": ((kv_size, hidden), 0),
+        "blk.0.attn_output.weight": ((hidden, q_size), 1),
+        "blk.1.ffn_down.weight": ((hidden, inner), 1),
+    }
+    for name, (shape, dim) in shapes.items():
+        whole = torch.empty(shape)
+        source.read_into(name, whole, Region.whole(shape))
+        assert torch.equal(torch.cat(parts_of(source, name, shape, 2), dim), whole), name
+    norm = parts_of(source, "blk.0.attn_norm.weight", (hidden,), 2)
+    assert torch.equal(*norm)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("num_shards", [1, 2, 4])
+def test_all_shards_in_a_leading_dimension_give_the_whole_models_tokens(
+    name: str, num_shards: int, tmp_path: Path
+) -> None:
+    path = FAMILIES[name].write(tmp_path / "m")
+    tokens = [
+        Driver(runner, page_size=4, context_tokens=64).generate(PROMPTS, num_new=8, chunk=16)
+        for runner in (
+            ReferenceRunner(open_source(path), num_pages=64, page_size=4),
+            ReferenceRunner(open_source(path), num_pages=64, page_size=4, num_stacked=num_shards),
+        )
+    ]
+    assert tokens[0] == tokens[1]
+    assert len({token for row in tokens[0] for token in row}) > 4
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "words"),
+    [
+        (3, "tensor_parallel is 3; 128 tokens of the vocabulary do not divide by it; possible here: 1, 2, 4"),
+        (8, "tensor_parallel is 8; that is more than the 4 attention heads; possible here: 1, 2, 4"),
+    ],
+)
+def test_what_cannot_be_divided_says_what_can(num_shards: int, words: str, tmp_path: Path) -> None:
+    spec = open_source(FAMILIES["qwen3"].write(tmp_path / "m")).spec
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        Sharding(spec, Mesh(tensor=num_shards))
+
+
+def test_a_dimension_over_two_axes_goes_by_expert_first() -> None:
+    mesh = Mesh(expert=2, tensor=3)
+    assert [mesh.place((Axis.EXPERT, Axis.TENSOR), shard) for shard in range(6)] == [(n, 6) for n in range(6)]
+    assert [mesh.place((Axis.EXPERT,), shard)[0] for shard in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert [mesh.place((Axis.TENSOR,), shard)[0] for shard in range(6)] == [0, 1, 2, 0, 1, 2]
