@@ -22,6 +22,7 @@ import torch
 
 from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.collectives import Gloo
+from ostrya.engine.backends.cpu_limit import CpuLimit
 from ostrya.engine.backends.cpu_ops import CpuOps, MixerTables
 from ostrya.engine.backends.cpu_weights import CpuBuilder
 from ostrya.engine.backends.kernels.divided_sampling import gathered, sample_divided
@@ -62,6 +63,9 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
     started = time.perf_counter()
     try:
         runner = device.submit(_inference, lambda: CpuRunner(config, device, world)).result()
+        load_s = time.perf_counter() - started
+        # Before the trim, which gives back what the measurement takes.
+        limit = device.submit(_inference, runner.measure_limit).result()
         _glibc("malloc_trim", 0)
     except BaseException:
         device.shutdown()
@@ -69,8 +73,9 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
     return runner, LoadedModel(
         context_tokens=runner.context_tokens,
         vocab_size=runner.vocab_size,
-        load_s=time.perf_counter() - started,
+        load_s=load_s,
         weights=runner.weights,
+        limit=limit,
     )
 
 
@@ -113,6 +118,10 @@ class CpuRunner:
     @property
     def num_late_shapes(self) -> int:
         return self._num_late_shapes
+
+    def measure_limit(self) -> CpuLimit:
+        """Of this process: its weights, its threads. On the device thread."""
+        return CpuLimit.measured(self.spec.model_spec("cpu"), self._kept, dtype=self._dtype)
 
     def warm_up(self, buckets: Sequence[Bucket]) -> None:
         """Runs one decode and one prefill step over scratch page 0, so that no request pays for what torch sets up

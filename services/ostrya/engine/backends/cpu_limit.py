@@ -6,18 +6,20 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Self
 
 import torch
 
 from ostrya.capacity.chips import Chip, Dtype, Slice
 from ostrya.capacity.layers import Part
 from ostrya.capacity.spec import FP32, ModelSpec, Storage
-from ostrya.engine.backends.cpu_weights import Kept, Width
+from ostrya.capacity.weights import weight_bytes
+from ostrya.engine.backends.cpu_weights import Kept
 from ostrya.engine.plan import StepPlan
 from ostrya.engine.step_model import StepModel
 from ostrya.engine.types import Peaks, StepLimit
 
-_STREAMED_BYTES = 256 << 20
+_STREAMED_BYTES = 128 << 20
 """Of memory read at most. No more than there are weights: what fits in caches is as fast as this for them too."""
 _STREAMED_COLUMNS = 8192
 _SIDE = 1024
@@ -28,7 +30,7 @@ _MIN_ROUNDS = 3
 
 
 class CpuLimit:
-    """A Limit. What a part's matrices are read as may depend on the number of rows (cpu_weights.py)."""
+    """A Limit. How wide the matrices are that a step reads may depend on its number of rows (cpu_weights.py)."""
 
     def __init__(self, spec: ModelSpec, kept: Kept, *, dtype: torch.dtype, peaks: Peaks) -> None:
         """`spec`: sizes; how it is stored is `kept`'s to say."""
@@ -41,6 +43,12 @@ class CpuLimit:
             for few_layers in (True, False)
             for few_head in (True, False)
         }
+
+    @classmethod
+    def measured(cls, spec: ModelSpec, kept: Kept, *, dtype: torch.dtype) -> Self:
+        """Against what this machine does now, with as many threads as torch has."""
+        stored = _stored(spec, kept.layers.many_bits, kept.head.many_bits, dtype)
+        return cls(spec, kept, dtype=dtype, peaks=measured(dtype, weight_bytes=weight_bytes(stored)))
 
     def limit(self, plan: StepPlan) -> StepLimit:
         few = plan.num_tokens <= self._layers.few_rows, plan.num_rows <= self._head.few_rows
