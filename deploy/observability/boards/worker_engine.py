@@ -130,9 +130,9 @@ STEPS = Row(
         ),
         Panel(
             title="Share of the limit",
-            text="The least time in which the hardware could do the steps, of the time they took: 100 % is the physical "
-            "limit. decode = one token for each row, prefill = chunks of prompts, mixed = both. Low with few rows: the "
-            "host or launching is what a step waits for. On CPU the limit is measured at the start.",
+            text="The least time in which the hardware could do the steps, of the time they took: 100 % is the "
+            "physical limit. decode = one token for each row, prefill = chunks of prompts, mixed = both. Low with few "
+            "rows: the host or launching is what a step waits for. On CPU the limit is measured at the start.",
             queries=(
                 Query(
                     ratio(worker("step_limit_seconds_total"), worker("step_taken_seconds_total"), "replica, kind"),
@@ -189,8 +189,8 @@ STEPS = Row(
         ),
         Panel(
             title="Simulated replicas",
-            text="simulated = the replica has backend roofline: it computes nothing, and every time on these boards that "
-            "depends on it is a prediction by the capacity model.",
+            text="simulated = the replica has backend roofline: it computes nothing, and every time on these boards "
+            "that depends on it is a prediction by the capacity model.",
             queries=(Query(f"max by (replica) ({worker('simulated')})", "{{replica}}"),),
             kind="state-timeline",
             names=((0, "computes", "green"), (1, "simulated", "purple")),

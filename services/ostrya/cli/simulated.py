@@ -6,7 +6,8 @@ Called by `ostrya up` and `ostrya worker`.
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostrya.capacity.models import models
+from ostrya.capacity.models import find_model, models
+from ostrya.text.packaged import PACKAGED
 from ostrya.text.source import resolve_model
 
 STAND_IN = "smollm2-135m-instruct"
@@ -45,5 +46,7 @@ def resolve_simulated(reference: str) -> SimulatedModel:
     if config.name.endswith(".json") and config.is_file() and not (path / "tokenizer.json").is_file():
         name = config.resolve().parent.name.lower() or "model"
         return SimulatedModel(model=str(config), name=name, tokenizer=STAND_IN)
+    if not path.exists() and reference not in PACKAGED:
+        find_model(reference)  # its refusal names the models there are
     source = resolve_model(reference)
     return SimulatedModel(model=str(source.path), name=source.name, tokenizer=reference)

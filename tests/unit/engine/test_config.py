@@ -29,6 +29,20 @@ def test_tensor_parallel_must_fit_the_backend(values: dict[str, object], words: 
     assert refused.value.problems == (words, "num_pages is 1; it must be at least 2")
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"backend": "roofline"}, "slice is empty; backend roofline needs the one to simulate, such as tpu7x-16"),
+        ({"slice": "tpu7x-16"}, "slice is tpu7x-16; only backend roofline simulates one"),
+        ({"backend": "roofline", "slice": "tpu7x-3"}, "slice 'tpu7x-3' does not exist in generation tpu7x; slices: "),
+    ],
+)
+def test_a_slice_is_for_the_backend_that_simulates_one(values: dict[str, object], words: str) -> None:
+    config(backend="roofline", slice="tpu7x-16").check()
+    with pytest.raises(ConfigError, match=words):
+        config(**values).check()
+
+
 @pytest.mark.parametrize("seconds", [-0.1, float("nan"), float("inf")])
 def test_the_time_between_tokens_is_a_number_of_seconds(seconds: float) -> None:
     with pytest.raises(ConfigError, match=f"max_inter_token_s is {seconds}; it must be 0 or more"):
