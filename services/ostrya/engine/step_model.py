@@ -57,7 +57,8 @@ class StepModel:
         self._terms = {phases: self._terms_of(*phases) for phases in ((True, False), (False, True), (True, True))}
         self._experts = self._expert_groups()
         longest = spec.max_context_tokens
-        self._decode = [_Bent(lambda n, i=i: self._cache(Phase.DECODE, n)[i], longest) for i in range(2)]  # type: ignore[misc]
+        self._decode_bytes_s = _Bent(lambda n: self._cache(Phase.DECODE, n)[0], longest)
+        self._decode_flops_s = _Bent(lambda n: self._cache(Phase.DECODE, n)[1], longest)
         self._chunk_flops_s = _Bent(lambda n: self._cache(Phase.PREFILL, n)[1], longest)
         self._chunk_bytes_s = _Bent(lambda n: self._cache(Phase.PREFILL, n)[0], longest)
         self._written_s = self._cache(Phase.PREFILL, 0, 2)[0] - self._cache(Phase.PREFILL, 0, 1)[0]
@@ -73,11 +74,12 @@ class StepModel:
         memory_P, compute_P = took[:_NUM_PARTS], took[_NUM_PARTS:-1]
         memory_P[_EXPERTS] += self._experts_s(decode, plan.num_tokens - decode)
         if decode:
-            seen_R = plan.kv_lens[:decode]
-            memory_P[_CACHE] += self._decode[0].total(seen_R, -1)
-            compute_P[_CACHE] += self._decode[1].total(seen_R, -1)
+            context_R = plan.kv_lens[:decode] - 1
+            num_tokens = float(np.add.reduce(context_R))
+            memory_P[_CACHE] += self._decode_bytes_s.total(context_R, num_tokens)
+            compute_P[_CACHE] += self._decode_flops_s.total(context_R, num_tokens)
         if chunks:
-            read_s, computed_s = self._chunks(plan, slice(decode, rows))
+            read_s, computed_s = self._chunks(plan, decode)
             memory_P[_CACHE] += read_s
             compute_P[_CACHE] += computed_s
         is_memory_P = memory_P >= compute_P
@@ -85,9 +87,9 @@ class StepModel:
         return StepSeconds(memory_s=memory_s, compute_s=compute_s, other_s=float(took[-1]))
 
     def limit(self, plan: StepPlan) -> StepLimit:
-        """The same for a report."""
+        """The same for a report, if it is one."""
         found = self.seconds(plan)
-        return StepLimit(kind_of(plan), found.memory_s + found.other_s, found.compute_s)
+        return StepLimit(kind_of(plan), found.memory_s, found.compute_s)
 
     def _terms_of(self, decodes: bool, prefills: bool) -> F64:
         """[2 P + 1, 4] seconds of a step that decodes, or has chunks, or both: memory's by part, the matrix unit's, the
@@ -135,19 +137,30 @@ class StepModel:
             seconds += expected_distinct_experts(ffn.num_experts, ffn.top_k, num_tokens) * one_s
         return seconds
 
-    def _chunks(self, plan: StepPlan, which: slice) -> tuple[float, float]:
-        """What chunks read and write of their caches, and attention over them."""
-        ends_R = plan.kv_lens[which]
-        tokens_R = plan.query_start[which.start + 1 : which.stop + 1] - plan.query_start[which]
-        # The mean of what its tokens see, less the token itself: as capacity counts a context.
-        seen_R = ends_R - (tokens_R + 1) / 2
-        computed_s = self._chunk_flops_s.weighted(seen_R, tokens_R)
+    def _chunks(self, plan: StepPlan, first: int) -> tuple[float, float]:
+        """What the rows from `first` on read and write of their caches, and attention over them."""
+        rows, num_new = plan.num_rows, plan.num_tokens - first
+        ends_R = plan.kv_lens[first:rows].astype(np.float64)
+        tokens_R = (plan.query_start[first + 1 : rows + 1] - plan.query_start[first:rows]).astype(np.float64)
         before_R = ends_R - tokens_R
+        # The mean of what its tokens see, less the token itself: as capacity counts a context.
+        computed_s = self._chunk_flops_s.weighted(ends_R - 0.5 * (tokens_R + 1), tokens_R, num_new)
         if self._is_separable:
-            written_s = self._written_s * float((tokens_R - 1).sum())
-            return self._chunk_bytes_s.total(before_R, 0) + written_s, computed_s
+            read_s = self._chunk_bytes_s.total(before_R, float(np.add.reduce(before_R)))
+            return read_s + self._written_s * (num_new - len(tokens_R)), computed_s
         pairs = zip(before_R.tolist(), tokens_R.tolist(), strict=True)
-        return sum(self._cache(Phase.PREFILL, before, tokens)[0] for before, tokens in pairs), computed_s
+        return sum(self._read_s(before, tokens) for before, tokens in pairs) + self._written_s * num_new, computed_s
+
+    def _read_s(self, context_tokens: float, rows: float) -> float:
+        """By one chunk: slower by far, for models where tokens choose what they read."""
+        value_s = self._spec.kv_storage.num_bytes / (
+            self._where.hbm_bytes_per_s * self._efficiency.bandwidth_ratio(Part.CACHE)
+        )
+        return value_s * sum(
+            group.count * group.mixer.num_read_values(context_tokens, rows)
+            for group in self._spec.layers
+            if Phase.PREFILL in group.phases
+        )
 
     def _reads_whole_context(self, tokens: int) -> bool:
         short, long = (self._cache(Phase.PREFILL, tokens, rows)[0] for rows in (1, tokens))
@@ -176,17 +189,16 @@ class _Bent:
         self._value = np.array([of(at) for at in self._at.tolist()])
         self._slope = float((self._value[-1] - self._value[0]) / (self._at[-1] or 1))
 
-    def total(self, tokens_R: I32, more: int) -> float:
-        """Sum over tokens_R + more."""
+    def total(self, tokens_R: I32 | F64, their_sum: float) -> float:
+        """Sum of its values."""
         if len(self._at) == 2:
-            tokens = int(tokens_R.sum()) + more * len(tokens_R)
-            return float(self._value[0]) * len(tokens_R) + self._slope * tokens
-        return float(np.interp(tokens_R + more, self._at, self._value).sum())
+            return float(self._value[0]) * len(tokens_R) + self._slope * their_sum
+        return float(np.add.reduce(np.interp(tokens_R, self._at, self._value)))
 
-    def weighted(self, tokens_R: F64, weight_R: I32) -> float:
-        """Sum of each times its weight."""
+    def weighted(self, tokens_R: F64, weight_R: F64, sum_of_weights: float) -> float:
+        """Sum of its values, each times its weight."""
         if len(self._at) == 2:
-            return float(self._value[0]) * int(weight_R.sum()) + self._slope * float(tokens_R @ weight_R)
+            return float(self._value[0]) * sum_of_weights + self._slope * float(tokens_R @ weight_R)
         return float(np.interp(tokens_R, self._at, self._value) @ weight_R)
 
 

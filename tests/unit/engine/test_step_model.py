@@ -1,10 +1,11 @@
 """A plan's limit is capacity's own, row by row, for every model that capacity knows."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from ostrya.capacity.chips import find_slice
+from ostrya.capacity.chips import Dtype, Slice, find_slice
 from ostrya.capacity.costs import PartCost, Work, costs
 from ostrya.capacity.estimate import efficiency
 from ostrya.capacity.layers import Phase
@@ -17,17 +18,21 @@ from tests.unit.engine.plans import sized_plan
 WHERE = find_slice("tpu7x-16")
 ESTIMATE = efficiency(Engine.SERVING, "tpu7x")
 ROUNDING = 1e-9
+# Hardware on which nothing is hidden behind the other.
+NO_MEMORY_LIMIT = replace(WHERE, chip=replace(WHERE.chip, hbm_bytes_per_s=1e30))
+NO_COMPUTE_LIMIT = replace(WHERE, chip=replace(WHERE.chip, peaks={Dtype.BF16: 1e30}))
 
 
-def seconds(part: PartCost) -> tuple[float, float]:
+def seconds(part: PartCost, where: Slice) -> tuple[float, float]:
     """Memory's, and the matrix unit's."""
-    return part.num_bytes / WHERE.hbm_bytes_per_s, part.num_flops / WHERE.peak_flops_per_s(part.dtype)
+    return part.num_bytes / where.hbm_bytes_per_s, part.num_flops / where.peak_flops_per_s(part.dtype)
 
 
+@pytest.mark.parametrize("where", [WHERE, NO_MEMORY_LIMIT, NO_COMPUTE_LIMIT], ids=["tpu7x", "compute", "memory"])
 @pytest.mark.parametrize("name", models())
-def test_rows_of_any_length_cost_what_capacity_says_of_each(name: str) -> None:
+def test_rows_of_any_length_cost_what_capacity_says_of_each(name: str, where: Slice) -> None:
     spec, draw = find_model(name), random.Random(name)
-    model = StepModel(spec, WHERE)
+    model = StepModel(spec, where)
     longest = spec.max_context_tokens - 2000
     for num_decoding, num_chunks in ((3, 0), (0, 1), (9, 2), (0, 3)):
         # Short ones too, within windows.
@@ -37,7 +42,7 @@ def test_rows_of_any_length_cost_what_capacity_says_of_each(name: str) -> None:
             Work(num_requests=1, rows_per_request=tokens, context_tokens=before, phase=Phase.PREFILL)
             for before, tokens in chunks
         ]
-        parts = [seconds(part) for part in costs(spec, works)]
+        parts = [seconds(part, where) for part in costs(spec, works)]
         found = model.limit(sized_plan(decode, chunks))
         assert found.memory_s == pytest.approx(sum(one for one, two in parts if one >= two), rel=ROUNDING)
         assert found.compute_s == pytest.approx(sum(two for one, two in parts if one < two), rel=ROUNDING)

@@ -2,6 +2,7 @@
 they are kept. Called by cpu.py when a model is loaded.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,10 +24,11 @@ _STREAMED_BYTES = 128 << 20
 """Of memory read at most. No more than there are weights: what fits in caches is as fast as this for them too."""
 _STREAMED_COLUMNS = 8192
 _SIDE = 1024
-"""Of the matrices that are multiplied: from there on more is not faster."""
+"""Of the matrices that are multiplied: from there on more is not faster. Less where the whole model is small, which then
+is not measured for longer than it takes to load."""
 _MEASURED_S = 0.06
 """For each of the two: the machine is not ours alone, so the best of several is what it can do."""
-_MIN_ROUNDS = 3
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 20
 
 
 class CpuLimit:
@@ -56,22 +58,23 @@ class CpuLimit:
 
 
 def measured(dtype: torch.dtype, *, weight_bytes: float) -> Peaks:
-    """Of this machine, with as many threads as torch has now; takes a fifth of a second."""
+    """Of this machine, with as many threads as torch has now; takes a fifth of a second, less for a small model."""
     num_bytes = int(min(weight_bytes, _STREAMED_BYTES))
     matrix = torch.ones(max(1, num_bytes // (4 * _STREAMED_COLUMNS)), _STREAMED_COLUMNS)
     vector = torch.ones(_STREAMED_COLUMNS)
     # A float32 matrix times a vector: of all that torch can do it reads the fastest.
     bytes_per_s = matrix.nbytes / _shortest_s(lambda: matrix @ vector)
-    one, other = (torch.ones(_SIDE, _SIDE, dtype=dtype) for _ in range(2))
-    flops_per_s = 2 * _SIDE**3 / _shortest_s(lambda: one @ other.T)
+    side = min(_SIDE, max(1, math.isqrt(num_bytes // 64)))
+    one, other = (torch.ones(side, side, dtype=dtype) for _ in range(2))
+    flops_per_s = 2 * side**3 / _shortest_s(lambda: one @ other.T)
     name = str(dtype).removeprefix("torch.")
-    source = f"measured: {matrix.nbytes >> 20} MiB read, products of {_SIDE} x {_SIDE} in {name}"
+    source = f"measured: {matrix.nbytes >> 20} MiB read, products of {side} x {side} in {name}"
     return Peaks(bytes_per_s, flops_per_s, source)
 
 
 def _shortest_s(work: Callable[[], object]) -> float:
     shortest_s, num_rounds, began = float("inf"), 0, time.perf_counter()
-    while num_rounds < _MIN_ROUNDS or time.perf_counter() - began < _MEASURED_S:
+    while num_rounds < _MIN_ROUNDS or (num_rounds < _MAX_ROUNDS and time.perf_counter() - began < _MEASURED_S):
         before = time.perf_counter()
         work()
         shortest_s = min(shortest_s, time.perf_counter() - before)
