@@ -37,7 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     slice: str = ""
     """With backend roofline: the TPU slice that is simulated, as `ostrya capacity --list` names them, like tpu7x-16."""
     tensor_parallel: int = 1
-    """Devices that share each layer: all chips of the slice. 1 with backend cpu."""
+    """Devices that share each layer: all chips of the slice. With backend cpu: processes, which meet over gloo."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of products, dense weights and KV pages; the residual stream and the norms are float32."""
     weights: Weights = "auto"
@@ -71,8 +71,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         problems = []
         if self.tensor_parallel < 1:
             problems.append(f"tensor_parallel is {self.tensor_parallel}; it must be at least 1")
-        elif self.tensor_parallel > 1 and self.backend == "cpu":
-            problems.append(f"tensor_parallel is {self.tensor_parallel}; backend cpu has one device: it must be 1")
         problems += self._slice_problems()
         if problem := weights_problem(self.weights, self.dtype):
             problems.append(problem)
@@ -98,10 +96,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def _slice_problems(self) -> list[str]:
         if self.backend != "roofline":
             return [f"slice is {self.slice}; only backend roofline simulates one"] if self.slice else []
+        problems = []
+        if self.tensor_parallel > 1:
+            problems.append(
+                f"tensor_parallel is {self.tensor_parallel}; backend roofline simulates all of a slice: it must be 1"
+            )
         if not self.slice:
-            return ["slice is empty; backend roofline needs the one to simulate, such as tpu7x-16"]
+            return [*problems, "slice is empty; backend roofline needs the one to simulate, such as tpu7x-16"]
         try:
             find_slice(self.slice)
         except ConfigError as error:
-            return list(error.problems)
-        return []
+            problems += error.problems
+        return problems

@@ -20,7 +20,6 @@ def test_what_can_work_is_taken_though_the_model_is_not_there(values: dict[str, 
     ("values", "words"),
     [
         ({"tensor_parallel": 0, "backend": "xla"}, "tensor_parallel is 0; it must be at least 1"),
-        ({"tensor_parallel": 2}, "tensor_parallel is 2; backend cpu has one device: it must be 1"),
     ],
 )
 def test_tensor_parallel_must_fit_the_backend(values: dict[str, object], words: str) -> None:
@@ -34,6 +33,10 @@ def test_tensor_parallel_must_fit_the_backend(values: dict[str, object], words: 
     [
         ({"backend": "roofline"}, "slice is empty; backend roofline needs the one to simulate, such as tpu7x-16"),
         ({"slice": "tpu7x-16"}, "slice is tpu7x-16; only backend roofline simulates one"),
+        (
+            {"backend": "roofline", "slice": "v6e-8", "tensor_parallel": 8},
+            "tensor_parallel is 8; backend roofline simulates all of a slice: it must be 1",
+        ),
         ({"backend": "roofline", "slice": "tpu7x-3"}, "slice 'tpu7x-3' does not exist in generation tpu7x; slices: "),
     ],
 )

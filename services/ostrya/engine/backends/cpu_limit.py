@@ -24,8 +24,8 @@ _STREAMED_BYTES = 128 << 20
 """Of memory read at most. No more than there are weights: what fits in caches is as fast as this for them too."""
 _STREAMED_COLUMNS = 8192
 _SIDE = 1024
-"""Of the matrices that are multiplied: from there on more is not faster. Less where the whole model is small, which then
-is not measured for longer than it takes to load."""
+"""Of the matrices that are multiplied: from there on more is not faster. Less for a small model, which then loads
+quickly."""
 _MEASURED_S = 0.06
 """For each of the two: the machine is not ours alone, so the best of several is what it can do."""
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 20

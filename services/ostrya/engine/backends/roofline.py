@@ -24,6 +24,7 @@ from ostrya.engine.config import EngineConfig
 from ostrya.engine.noise import uniform
 from ostrya.engine.plan import I32, Bucket, Mask, Processors, Scores, Scoring, StepPlan
 from ostrya.engine.step_model import StepModel
+from ostrya.engine.world import ALONE, World
 from ostrya.errors import ConfigError
 
 FIRST_PLAIN_TOKEN = 256
@@ -36,8 +37,13 @@ _CHOSEN_LOGPROB, _NEXT_LOGPROB = -0.5, -2.0
 _Allowed = npt.NDArray[np.bool_]
 
 
-def load_runner(config: EngineConfig) -> tuple["RooflineRunner", LoadedModel]:
-    """A RunnerFactory. ConfigError if the model is not known or does not fit on the slice."""
+def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["RooflineRunner", LoadedModel]:
+    """A RunnerFactory. ConfigError if the model is not known or does not fit on the slice, or this is one of several
+    hosts."""
+    if world.size > 1:
+        raise ConfigError(
+            [f"hosts are {world.num_hosts}; backend roofline simulates all hosts of a slice: it must be 1"]
+        )
     began = time.monotonic()
     found = simulated(config)
     limit = found.spec.max_context_tokens
