@@ -27,12 +27,11 @@ class SimulatedModel:
 
     def notice(self, slice_: str) -> str:
         """What a person must know before any number is shown."""
-        spells = (
-            "" if self.tokenizer != STAND_IN else f"; text and tokens are of {STAND_IN}'s tokenizer and mean nothing"
-        )
+        is_stand_in = self.tokenizer == STAND_IN and self.name != STAND_IN
+        spelled = f", spelled by {STAND_IN}'s tokenizer," if is_stand_in else ""
         return (
             f"simulated: nothing of {self.name} is computed. Every time shown is what `ostrya capacity` expects of "
-            f"{slice_}{spells}"
+            f"{slice_}; its text{spelled} means nothing"
         )
 
 
