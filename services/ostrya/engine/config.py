@@ -38,6 +38,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """With backend roofline: the TPU slice that is simulated, as `ostrya capacity --list` names them, like tpu7x-16."""
     tensor_parallel: int = 1
     """Devices that share each layer: all chips of the slice. With backend cpu: processes, which meet over gloo."""
+    expert_parallel: int = 1
+    """Groups into which those devices are divided, each with some of a mixture's experts; within a group, as everywhere
+    with 1, each device has a part of every expert."""
+    expert_exchange_tokens: int | None = None
+    """Steps of so many tokens and more send them to the devices of their experts and back (all-to-all). None: each
+    device runs its experts over all tokens, which sends fewer bytes."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of products, dense weights and KV pages; the residual stream and the norms are float32."""
     weights: Weights = "auto"
@@ -71,6 +77,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         problems = []
         if self.tensor_parallel < 1:
             problems.append(f"tensor_parallel is {self.tensor_parallel}; it must be at least 1")
+        if self.expert_parallel < 1 or self.tensor_parallel % self.expert_parallel:
+            problems.append(
+                f"expert_parallel is {self.expert_parallel}; it must divide tensor_parallel ({self.tensor_parallel})"
+            )
+        if self.expert_exchange_tokens is not None and self.expert_exchange_tokens < 1:
+            problems.append(f"expert_exchange_tokens is {self.expert_exchange_tokens}; it must be at least 1")
         problems += self._slice_problems()
         if problem := weights_problem(self.weights, self.dtype):
             problems.append(problem)

@@ -46,6 +46,21 @@ def test_a_slice_is_for_the_backend_that_simulates_one(values: dict[str, object]
         config(**values).check()
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"expert_parallel": 3}, "expert_parallel is 3; it must divide tensor_parallel (8)"),
+        ({"expert_parallel": 0}, "expert_parallel is 0; it must divide tensor_parallel (8)"),
+        ({"expert_exchange_tokens": 0}, "expert_exchange_tokens is 0; it must be at least 1"),
+    ],
+)
+def test_groups_of_experts_are_whole_numbers_of_devices(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config(backend="xla", tensor_parallel=8, **values).check()
+    assert refused.value.problems == (words,)
+    config(backend="xla", tensor_parallel=8, expert_parallel=4, expert_exchange_tokens=64).check()
+
+
 @pytest.mark.parametrize("seconds", [-0.1, float("nan"), float("inf")])
 def test_the_time_between_tokens_is_a_number_of_seconds(seconds: float) -> None:
     with pytest.raises(ConfigError, match=f"max_inter_token_s is {seconds}; it must be 0 or more"):

@@ -87,12 +87,19 @@ class CpuRunner:
         source = open_source(Path(config.model_path))
         self.context_tokens = _context_tokens(config, source.spec.context_tokens)
         self.vocab_size = source.spec.vocab_size
-        sharding = Sharding(source.spec, Mesh(tensor=world.size))
+        sharding = Sharding(source.spec, mesh := _mesh(config, world))
         self.spec = sharding.local
+        self._whole, self._num_processes = source.spec, world.size
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         self._page_size = config.page_size
         self._collectives = Gloo(world) if world.size > 1 else None
-        builder = CpuBuilder(self._dtype, config.weights, self._collectives)
+        builder = CpuBuilder(
+            self._dtype,
+            config.weights,
+            self._collectives,
+            mesh=mesh,
+            exchange_tokens=config.expert_exchange_tokens,
+        )
         self._weights = read_weights(source, builder, sharding)
         self._kept = builder.choose(config.max_running)
         self._tables = MixerTables(self.spec, num_positions=self.context_tokens)
@@ -120,8 +127,9 @@ class CpuRunner:
         return self._num_late_shapes
 
     def measure_limit(self) -> CpuLimit:
-        """Of this process: its weights, its threads. On the device thread."""
-        return CpuLimit.measured(self.spec.model_spec("cpu"), self._kept, dtype=self._dtype)
+        """Of all processes together, as this one finds them. On the device thread."""
+        spec = self._whole.model_spec("cpu")
+        return CpuLimit.measured(spec, self._kept, dtype=self._dtype, num_processes=self._num_processes)
 
     def warm_up(self, buckets: Sequence[Bucket]) -> None:
         """Runs one decode and one prefill step over scratch page 0, so that no request pays for what torch sets up
@@ -219,6 +227,13 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros that take memory only where they are written: numpy asks the operating system for them, torch.zeros fills
     them itself."""
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def _mesh(config: EngineConfig, world: World) -> Mesh:
+    num_groups = config.expert_parallel
+    if world.size % num_groups:
+        raise ConfigError([f"expert_parallel is {num_groups}; it must divide the {world.size} processes"])
+    return Mesh(expert=num_groups, tensor=world.size // num_groups)
 
 
 def _context_tokens(config: EngineConfig, limit: int) -> int:

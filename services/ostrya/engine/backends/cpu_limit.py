@@ -47,10 +47,14 @@ class CpuLimit:
         }
 
     @classmethod
-    def measured(cls, spec: ModelSpec, kept: Kept, *, dtype: torch.dtype) -> Self:
-        """Against what this machine does now, with as many threads as torch has."""
+    def measured(cls, spec: ModelSpec, kept: Kept, *, dtype: torch.dtype, num_processes: int = 1) -> Self:
+        """Against what this machine does now, with as many threads as torch has. `spec` is of the whole model, which
+        the processes share; that they measure at the same time is as it is when they compute."""
         stored = _stored(spec, kept.layers.many_bits, kept.head.many_bits, dtype)
-        return cls(spec, kept, dtype=dtype, peaks=measured(dtype, weight_bytes=weight_bytes(stored)))
+        own = measured(dtype, weight_bytes=weight_bytes(stored) / num_processes)
+        source = own.source if num_processes == 1 else f"{num_processes} times {own.source}"
+        peaks = Peaks(num_processes * own.bytes_per_s, num_processes * own.flops_per_s, source)
+        return cls(spec, kept, dtype=dtype, peaks=peaks)
 
     def limit(self, plan: StepPlan) -> StepLimit:
         few = plan.num_tokens <= self._layers.few_rows, plan.num_rows <= self._head.few_rows
@@ -86,6 +90,7 @@ def _stored(spec: ModelSpec, layer_bits: float, head_bits: float, dtype: torch.d
     plain = Storage(str(dtype), 8 * dtype.itemsize, Dtype.BF16)
     by_part = {
         Part.NORMS: FP32,
+        Part.ROUTER: FP32,
         Part.EMBEDDING: plain,
         Part.HEAD: Storage("kept", head_bits, Dtype.BF16),
     }

@@ -10,6 +10,7 @@ from ostrya.capacity.layers import DenseFfn
 from ostrya.capacity.mixers import GroupedAttention
 from ostrya.capacity.spec import BF16, FP32, Layers, ModelSpec, Part, Storage
 from ostrya.capacity.step import Work, step_time
+from ostrya.engine.backends import cpu_limit
 from ostrya.engine.backends.cpu_limit import CpuLimit, measured
 from ostrya.engine.backends.cpu_weights import Kept, Width
 from ostrya.engine.types import Peaks
@@ -73,3 +74,18 @@ def test_a_measurement_is_of_this_machine_and_says_how() -> None:
     assert 1e8 < found.bytes_per_s < 1e13
     assert 1e7 < found.flops_per_s < 1e15
     assert found.source == "measured: 16 MiB read, products of 512 x 512 in bfloat16"
+
+
+def test_processes_that_share_a_model_are_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def told(dtype: torch.dtype, *, weight_bytes: float) -> Peaks:
+        asked.append(weight_bytes)
+        return PEAKS
+
+    monkeypatch.setattr(cpu_limit, "measured", told)
+    alone, shared = (CpuLimit.measured(SPEC, KEPT, dtype=torch.bfloat16, num_processes=number) for number in (1, 4))
+    assert asked[0] == 4 * asked[1]
+    assert shared.peaks == Peaks(40e9, 4e12, "4 times told")
+    plan = sized_plan([100], [(50, 400)])
+    assert shared.limit(plan).seconds == pytest.approx(alone.limit(plan).seconds / 4)
