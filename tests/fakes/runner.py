@@ -188,6 +188,9 @@ class FakeModel:
     vocab_size: int = VOCAB_SIZE
     load_s: float = 0.25
     weights: str = "none"
+    limit: None = None
+    num_pages: None = None
+    is_simulated: bool = False
 
 
 def load_runner(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
