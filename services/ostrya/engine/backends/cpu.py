@@ -89,7 +89,7 @@ class CpuRunner:
         self.vocab_size = source.spec.vocab_size
         sharding = Sharding(source.spec, mesh := _mesh(config, world))
         self.spec = sharding.local
-        self._whole, self._num_processes = source.spec, world.size
+        self._undivided, self._num_processes = source.spec, world.size
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         self._page_size = config.page_size
         self._collectives = Gloo(world) if world.size > 1 else None
@@ -128,7 +128,7 @@ class CpuRunner:
 
     def measure_limit(self) -> CpuLimit:
         """Of all processes together, as this one finds them. On the device thread."""
-        spec = self._whole.model_spec("cpu")
+        spec = self._undivided.model_spec("cpu")
         return CpuLimit.measured(spec, self._kept, dtype=self._dtype, num_processes=self._num_processes)
 
     def warm_up(self, buckets: Sequence[Bucket]) -> None:
