@@ -211,6 +211,10 @@ def refuse_to_load(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunn
     raise ModelLoadError(f"{config.model_path} is cut short:\n 12 of 40 bytes; fetch it again")
 
 
+def refuse_as_follower(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
+    return refuse_to_load(config) if world.rank else load_runner(config)
+
+
 def exit_while_loading(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
     os._exit(3)
 

@@ -1,6 +1,7 @@
 """The engine's settings. Frozen; checked once, all problems at once."""
 
 import math
+import re
 from typing import Literal
 
 import msgspec
@@ -32,8 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int = 0
     """Of the tokenizer; given by the worker's command. 0 = as the model says."""
     backend: Literal["cpu", "xla", "torchtpu", "roofline"] = "cpu"
-    """cpu serves; roofline computes nothing and takes the time that the model would take on `slice`; the others are
-    refused at start."""
+    """What computes; roofline computes nothing and takes the time that the model would take on `slice`."""
     slice: str = ""
     """With backend roofline: the TPU slice that is simulated, as `ostrya capacity --list` names them, like tpu7x-16."""
     tensor_parallel: int = 1
@@ -71,6 +71,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Plan and launch a step while the one before runs, so that the device does not wait for the host."""
     num_threads: int = 0
     """Compute threads; 0 = all cores."""
+    slice_topology: str = ""
+    """How the chips of a slice lie, as Kubernetes has it (2x2x4); backend torchtpu, empty = as on this one host."""
+    compile_cache: str = ""
+    """A directory where compiled programs stay from one start to the next; empty = none."""
 
     def check(self) -> None:
         """ConfigError with every problem. Looks at no file: whether the model is there shows at the start."""
@@ -102,8 +106,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             problems.append(f"max_prefill_chunk_tokens is {self.max_prefill_chunk_tokens}; it must be at least 1")
         if not 0 <= self.max_inter_token_s < math.inf:
             problems.append(f"max_inter_token_s is {self.max_inter_token_s}; it must be 0 or more")
+        if not re.fullmatch(r"(\d+(x\d+){0,3})?", self.slice_topology):
+            problems.append(f"slice_topology is {self.slice_topology}; it must be numbers of chips like 2x4 or 2x2x4")
+        elif self.slice_topology and self.backend != "torchtpu":
+            problems.append(
+                f"slice_topology is {self.slice_topology}; backend {self.backend} does not ask for it: remove it"
+            )
         if problems:
             raise ConfigError(problems)
+
+    def context_within(self, model_limit: int) -> int:
+        """Tokens a sequence may have; ConfigError if they are more than the model can."""
+        wanted = self.max_context_tokens
+        if wanted is not None and not 1 <= wanted <= model_limit:
+            raise ConfigError([f"max_context_tokens is {wanted}; the model allows 1 to {model_limit}"])
+        return wanted or model_limit
 
     def _slice_problems(self) -> list[str]:
         if self.backend != "roofline":
