@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ostrya.engine.backends.static_ops import StaticBuilder, StaticOps, kv_shape
+from ostrya.engine.buckets import Growth
 from ostrya.engine.models.decoder import DecoderWeights, forward, logits
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import WeightSource
@@ -54,7 +55,8 @@ class ReferenceStep:
 class ReferenceRunner:
     """A Runner that decodes greedily, in float32."""
 
-    num_shapes = num_late_shapes = 0
+    num_shapes = num_late_shapes = num_cached_shapes = 0
+    growth = Growth()
 
     def __init__(self, source: WeightSource, *, num_pages: int, page_size: int, num_stacked: int = 0) -> None:
         """`num_stacked` shards in a leading dimension; 0 = one whole model without it."""

@@ -20,7 +20,10 @@ from ostrya.engine.config import EngineConfig
 from ostrya.engine.types import EngineInfo, EngineRequest, Load, RequestId, SequenceOutput, StepReport
 from ostrya.errors import EngineDied, InvalidRequest, ModelLoadError, OstryaError, Overloaded, Unavailable
 
-RUNNER_FACTORIES = {"cpu": "ostrya.engine.backends.cpu:load_runner"}
+RUNNER_FACTORIES = {
+    "cpu": "ostrya.engine.backends.cpu:load_runner",
+    "xla": "ostrya.engine.backends.xla:load_runner",
+}
 """By EngineConfig.backend; named and not imported, because torch stays in the child."""
 START_LIMIT_S = 3600.0
 """Weights and a cold compile of every bucket take half an hour on a TPU; a supervisor's own limit comes before this."""

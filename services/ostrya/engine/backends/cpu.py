@@ -27,12 +27,13 @@ from ostrya.engine.backends.cpu_weights import CpuBuilder
 from ostrya.engine.backends.kernels.divided_sampling import gathered, sample_divided
 from ostrya.engine.backends.kernels.sampling import sample
 from ostrya.engine.backends.kernels.scores import joined, score
+from ostrya.engine.buckets import Growth
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.models.decoder import forward, logits
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.weights import read_weights
-from ostrya.engine.plan import Bucket, Scores, Scoring, StepPlan, fed_forward
+from ostrya.engine.plan import Bucket, Scores, Scoring, StepPlan, fed_forward, scratch_plan
 from ostrya.engine.world import ALONE, World
 from ostrya.errors import ConfigError
 
@@ -77,6 +78,9 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
 class CpuRunner:
     """A Runner. Steps run one after another on the device thread."""
 
+    growth = Growth()
+    num_cached_shapes = 0
+
     def __init__(self, config: EngineConfig, device: ThreadPoolExecutor, world: World = ALONE) -> None:
         """On the device thread."""
         source = open_source(Path(config.model_path))
@@ -120,7 +124,7 @@ class CpuRunner:
         for num_tokens in (1, 2):
             fitting = [bucket for bucket in buckets if bucket.tokens >= num_tokens]
             if fitting:
-                self.execute(_scratch_plan(min(fitting), num_tokens)).tokens()
+                self.execute(scratch_plan(min(fitting), num_tokens)).tokens()
         self._shapes.update(buckets)
         self._warm = True
 
@@ -217,31 +221,3 @@ def _context_tokens(config: EngineConfig, limit: int) -> int:
     if wanted is not None and not 1 <= wanted <= limit:
         raise ConfigError([f"max_context_tokens is {wanted}; the model allows 1 to {limit}"])
     return wanted or limit
-
-
-def _scratch_plan(bucket: Bucket, num_tokens: int) -> StepPlan:
-    """One row of `num_tokens` tokens in page 0; the rest is padding."""
-    kv_lens = np.zeros(bucket.rows, np.int32)
-    kv_lens[0] = num_tokens
-    query_start = np.full(bucket.rows + 1, num_tokens, np.int32)
-    query_start[0] = 0
-    zeros_T, zeros_R = np.zeros(bucket.tokens, np.int32), np.zeros(bucket.rows, np.int32)
-    return StepPlan(
-        bucket=bucket,
-        num_tokens=num_tokens,
-        num_rows=1,
-        num_decode_rows=int(num_tokens == 1),
-        token_ids=zeros_T,
-        token_source=np.full(bucket.tokens, -1, np.int32),
-        positions=zeros_T,
-        slot_mapping=zeros_T,
-        query_start=query_start,
-        kv_lens=kv_lens,
-        page_table=np.zeros((bucket.rows, bucket.pages), np.int32),
-        logits_index=zeros_R,
-        temperature=np.zeros(bucket.rows, np.float32),
-        top_k=zeros_R,
-        top_p=np.ones(bucket.rows, np.float32),
-        uniform=np.zeros(bucket.rows, np.float32),
-        wants_token=np.zeros(bucket.rows, np.bool_),
-    )
