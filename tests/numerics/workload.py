@@ -2,7 +2,7 @@
 steps with prefill beside decoding, overlap. Deterministic: several processes that run it make the same plans.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -46,6 +46,39 @@ def config(model_path: str, **changes: object) -> EngineConfig:
         num_threads=1,
     )
     return msgspec.structs.replace(made, **changes)
+
+
+def real_config(model_path: str, **changes: object) -> EngineConfig:
+    """For a real model and prompts of any length."""
+    made = EngineConfig(
+        model_path=model_path,
+        model_name="m",
+        tokenizer_fingerprint="",
+        dtype="float32",
+        num_pages=512,
+        max_running=8,
+        max_context_tokens=1024,
+        max_inter_token_s=0,
+        num_threads=1,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def answers_at_once(
+    runner: Runner, config: EngineConfig, prompts: Sequence[list[int]], *, num_new: int = NUM_NEW
+) -> dict[str, list[int]]:
+    """What an engine over the runner answers greedily to prompts that all come at the beginning."""
+    engine = Engine(runner, config, context_tokens=config.max_context_tokens or CONTEXT_TOKENS, eos_token_ids=())
+    engine.warm_up()
+    sampling = msgspec.structs.replace(GREEDY, max_tokens=num_new)
+    for number, prompt in enumerate(prompts):
+        engine.submit(EngineRequest(request_id=RequestId(str(number)), token_ids=prompt, sampling=sampling))
+    tokens: dict[str, list[int]] = {}
+    while (report := engine.step()) is not None:
+        for output in report.outputs:
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+    engine.scheduler.pool.check()
+    return tokens
 
 
 def answers(
