@@ -68,9 +68,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limit = min(context_tokens, config.max_context_tokens or context_tokens)
-        self.scheduler = Scheduler(
-            config, context_tokens=limit, eos_token_ids=eos_token_ids, growth=runner.growth
-        )
+        self.scheduler = Scheduler(config, context_tokens=limit, eos_token_ids=eos_token_ids, growth=runner.growth)
         self._overlap = config.overlap
         self._runner = runner
         self._clock = clock

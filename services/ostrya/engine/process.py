@@ -16,6 +16,7 @@ from typing import Self
 import msgspec
 
 from ostrya.engine import wire
+from ostrya.engine.backends.xla_versions import installation_problem
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.types import EngineInfo, EngineRequest, Load, RequestId, SequenceOutput, StepReport
 from ostrya.errors import EngineDied, InvalidRequest, ModelLoadError, OstryaError, Overloaded, Unavailable
@@ -263,10 +264,12 @@ class EngineProcess:
 
 
 def _factory(config: EngineConfig) -> str:
-    """The backend's own; ModelLoadError if this version has none."""
+    """The backend's own; ModelLoadError if this version has none, or if what it needs is not installed."""
     if config.backend not in RUNNER_FACTORIES:
         served = ", ".join(RUNNER_FACTORIES)
         raise ModelLoadError(f"backend {config.backend} does not serve in this version; set --backend {served}")
+    if config.backend == "xla" and (problem := installation_problem()):
+        raise ModelLoadError(problem)
     return RUNNER_FACTORIES[config.backend]
 
 

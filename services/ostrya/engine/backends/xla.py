@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ostrya.engine.backends import xla_bridge, xla_cache
+from ostrya.engine.backends import xla_bridge, xla_cache, xla_versions
 from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.kernels.block_attention import Blocks
 from ostrya.engine.backends.kernels.ragged_attention import RaggedRows
@@ -36,7 +36,7 @@ from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.weights import read_weights
 from ostrya.engine.plan import I32, Bucket, Scores, Scoring, StepPlan, fed_forward, scratch_plan
-from ostrya.errors import ConfigError
+from ostrya.errors import ConfigError, ModelLoadError
 
 T = TypeVar("T")
 
@@ -83,14 +83,14 @@ def load_runner(config: EngineConfig) -> tuple["XlaRunner", LoadedModel]:
 @torch.no_grad()
 def _loaded(config: EngineConfig, device_thread: ThreadPoolExecutor) -> "XlaRunner":
     # What is wrong with the installation or the model is known before a device is taken.
-    if problem := xla_bridge.installation_problem():
-        raise ConfigError([problem])
+    if problem := xla_versions.installation_problem():
+        raise ModelLoadError(problem)
     source = open_source(Path(config.model_path))
     sharding = Sharding(source.spec, Mesh(tensor=config.tensor_parallel))
     context_tokens = _context_tokens(config, source.spec.context_tokens)
     devices = xla_bridge.start(config.tensor_parallel)
     identity = {
-        **xla_bridge.versions(),
+        **xla_versions.versions(),
         **xla_cache.flags(),
         "devices": f"{devices.count} {devices.kind}",
         "model": repr(source.spec),

@@ -7,7 +7,6 @@ to fit: with another torch it ends in an undefined symbol.
 """
 
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import time
@@ -18,11 +17,10 @@ from typing import NamedTuple, Protocol, cast
 import torch
 
 from ostrya.engine.backends.kernels.ragged_attention import Ragged
+from ostrya.engine.backends.xla_versions import installation_problem
 from ostrya.errors import ConfigError, ModelLoadError
 
-TORCH, TORCH_XLA = "2.9", "2.9.0"
 AXIS = "tensor"
-_INSTALL = f"pip install 'ostrya[xla]' in a venv of its own (torch=={TORCH}.*, torch_xla=={TORCH_XLA})"
 
 Traced = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -60,22 +58,6 @@ class _Bridge(Protocol):
     def _run_cached_graph(self, graph: object, inputs: list[torch.Tensor]) -> list[torch.Tensor]: ...
 
 
-def installation_problem() -> str | None:
-    """Why torch_xla cannot be imported here, as far as its metadata tells; it is not imported for that."""
-    versions = {name: _version(name) for name in ("torch", "torch_xla")}
-    if versions["torch_xla"] is None:
-        return f"backend xla needs torch_xla, which is not installed; {_INSTALL}"
-    torch_version, xla_version = versions["torch"] or "none", versions["torch_xla"]
-    if xla_version.partition("+")[0] != TORCH_XLA or not f"{torch_version}.".startswith(f"{TORCH}."):
-        return f"torch {torch_version} and torch_xla {xla_version} do not fit; {_INSTALL}"
-    return None
-
-
-def versions() -> dict[str, str]:
-    """Of all that decides what a program becomes."""
-    return {name: _version(name) or "" for name in ("ostrya", "torch", "torch_xla", "libtpu", "jax")}
-
-
 def start(num_devices: int) -> "Devices":
     """Imports torch_xla and takes the devices, once in a process and before anything else does. ModelLoadError where it
     cannot be imported, ConfigError if there are not so many devices.
@@ -94,11 +76,15 @@ def start(num_devices: int) -> "Devices":
     except RuntimeError as error:
         raise ModelLoadError(f"PJRT_DEVICE={wanted_kind}: {str(error).splitlines()[0]}") from error
     if num_devices > found:
-        raise ConfigError([f"tensor_parallel is {num_devices}; there are {found} {kind} devices here: set it to {found}"])
+        raise ConfigError(
+            [f"tensor_parallel is {num_devices}; there are {found} {kind} devices here: set it to {found}"]
+        )
     if 1 < num_devices < found:
         raise ConfigError(
-            [f"tensor_parallel is {num_devices}; torch_xla divides among all {found} {kind} devices or takes one: "
-             f"set it to {found} or 1"]
+            [
+                f"tensor_parallel is {num_devices}; torch_xla divides among all {found} {kind} devices or takes one: "
+                f"set it to {found} or 1"
+            ]
         )
     return Devices(num_devices, kind)
 
@@ -155,13 +141,12 @@ class Devices:
         use_kernel: bool = True,
     ) -> torch.Tensor:
         """A RaggedKernel. The partitioner cannot look into a kernel: each device is given its shard of it by hand."""
-        import torch_xla.experimental.custom_kernel as _  # registers torch.ops.xla.ragged_paged_attention
 
         whole_shape = q_STNH.shape
         q_STNH, kv_ASCH = self._own_shard(q_STNH, 0), self._own_shard(kv_ASCH, 1)
         kv_pages = kv_ASCH.view(kv_ASCH.shape[0] // page_size, page_size, *kv_ASCH.shape[2:])
         parts = (batch.kv_lens_R, batch.page_table_RP, batch.query_start, batch.num_rows)
-        out_TNH = torch.ops.xla.ragged_paged_attention(
+        out_TNH: torch.Tensor = torch.ops.xla.ragged_paged_attention(
             *(q_STNH[0], kv_pages, *(self._own_shard(part, None) for part in parts)),
             sm_scale=scale,
             sliding_window=window_tokens,
@@ -230,7 +215,9 @@ class Program:
         """Of each input of the graph; None: an argument."""
         self._places = [(at, arg) for at, arg in enumerate(kept.arg_idxs) if arg is not None]
         missing = set(range(len(args))) - {arg for _, arg in self._places}
-        assert not missing, f"arguments {sorted(missing)} are not inputs of the traced graph: constants of it, or unused"
+        assert not missing, (
+            f"arguments {sorted(missing)} are not inputs of the traced graph: constants of it, or unused"
+        )
 
     def __call__(self, args: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Launches it: the donated tensors as they are now, which replace those given, and the results."""
@@ -243,9 +230,10 @@ class Program:
 
 
 def open_cache(directory: str) -> None:
-    """Programs are kept there, and found there; before the first is compiled."""
-    runtime = importlib.import_module("torch_xla.runtime")
-    runtime.initialize_cache(directory)
+    """Programs are kept there, and found there; before the first is compiled, once in a process. Empty: nowhere."""
+    bridge = importlib.import_module("torch_xla")._XLAC
+    if not bridge._xla_computation_cache_is_initialized():
+        importlib.import_module("torch_xla.runtime").initialize_cache(directory)
 
 
 def compile_stats() -> CompileStats:
@@ -262,10 +250,3 @@ def compile_stats() -> CompileStats:
         num_misses=counted("PersistentCacheMiss"),
         num_unreadable=counted("PersistentCacheDeserializeFailure"),
     )
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -1,7 +1,7 @@
 """Attention of a ragged batch over pages with fixed shapes: what a compiler without a kernel for it traces. Called by
 backends whose device reads every page it is told of; its test is equality with attention.py's reference.
 
-The tokens of each row stand in blocks of Q queries, so that a row's keys are gathered once a block and not once a token.
+The tokens of each row stand in blocks of Q queries, so that a row's keys are gathered once a block, not once a token.
 Keys and values lie as [A, S, 2K, H], a key beside its value: the slots lead, so that writing is a scatter along the
 first dimension (along another one XLA:CPU copies the whole pool twice), and a shard's part [A, 1, 2K, H] is what the
 ragged kernel on TPU reads.
@@ -90,8 +90,10 @@ class BlockAttention:
         write_(kv_ASCH, self.tokens.slots_T, kv_STCH)
         k_BLSKH, v_BLSKH = (part.float() for part in self._keys(kv_ASCH))
         num_blocks, num_queries = self.blocks.num_blocks, self.blocks.num_queries
-        q_SBQKGH = (q_STNH.float() * mixer.scale).index_select(1, self.token_BQ).view(
-            q_STNH.shape[0], num_blocks, num_queries, k_BLSKH.shape[3], -1, q_STNH.shape[-1]
+        q_SBQKGH = (
+            (q_STNH.float() * mixer.scale)
+            .index_select(1, self.token_BQ)
+            .view(q_STNH.shape[0], num_blocks, num_queries, k_BLSKH.shape[3], -1, q_STNH.shape[-1])
         )
         scores_SBKGQL = torch.einsum("sbqkgh,blskh->sbkgql", q_SBQKGH, k_BLSKH)
         hidden_BQL = self._hidden(k_BLSKH.shape[1], mixer)
