@@ -166,6 +166,7 @@ class XlaRunner:
     def warm_up(self, buckets: Sequence[Bucket]) -> None:
         """Compiles every bucket, then runs each once over scratch page 0."""
         began = time.perf_counter()
+        buckets = [bucket for bucket in buckets if bucket not in self._programs]
         for number, bucket in enumerate(buckets, start=1):
             self._shapes.add(bucket)
             program = self._on_device(self._compiled, bucket)
