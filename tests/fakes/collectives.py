@@ -27,6 +27,9 @@ class ThreadCollectives:
         self._barrier.wait(10)
         return gathered
 
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gather(x)[:, self.rank]
+
 
 def together(size: int, work: Callable[[ThreadCollectives], T]) -> list[T]:
     """What `work` gives on each of `size` ranks."""

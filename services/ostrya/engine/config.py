@@ -1,10 +1,12 @@
 """The engine's settings. Frozen; checked once, all problems at once."""
 
 import math
+import re
 from typing import Literal
 
 import msgspec
 
+from ostrya.capacity.chips import find_slice
 from ostrya.errors import ConfigError
 
 Weights = Literal["auto", "int4", "int8", "bf16", "f32"]
@@ -28,10 +30,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the digest chain; see text/tokenizer.py."""
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end an answer, as text/turns.py finds them; given by the worker's command."""
-    backend: Literal["cpu", "xla", "torchtpu"] = "cpu"
-    """cpu is the one that serves today; the others are refused at start."""
+    vocab_size: int = 0
+    """Of the tokenizer; given by the worker's command. 0 = as the model says."""
+    backend: Literal["cpu", "xla", "torchtpu", "roofline"] = "cpu"
+    """What computes; roofline computes nothing and takes the time that the model would take on `slice`."""
+    slice: str = ""
+    """With backend roofline: the TPU slice that is simulated, as `ostrya capacity --list` names them, like tpu7x-16."""
     tensor_parallel: int = 1
-    """Devices that share each layer: all chips of the slice. 1 with backend cpu."""
+    """Devices that share each layer: all chips of the slice. With backend cpu: processes, which meet over gloo."""
+    expert_parallel: int = 1
+    """Groups into which those devices are divided, each with some of a mixture's experts; within a group, as everywhere
+    with 1, each device has a part of every expert."""
+    expert_exchange_tokens: int | None = None
+    """Steps of so many tokens and more send them to the devices of their experts and back (all-to-all). None: each
+    device runs its experts over all tokens, which sends fewer bytes."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of products, dense weights and KV pages; the residual stream and the norms are float32."""
     weights: Weights = "auto"
@@ -40,7 +52,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = 16
     """Tokens a page."""
     num_pages: int = 4096
-    """KV pages; page 0 is scratch for padding."""
+    """KV pages; page 0 is scratch for padding. With backend roofline as many as the slice has room for, whatever this
+    says."""
     routing_stride: int = 2
     """Every routing_stride-th page is a resume point that routers see."""
     max_context_tokens: int | None = None
@@ -58,14 +71,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Plan and launch a step while the one before runs, so that the device does not wait for the host."""
     num_threads: int = 0
     """Compute threads; 0 = all cores."""
+    slice_topology: str = ""
+    """How the chips of a slice lie, as Kubernetes has it (2x2x4); backend torchtpu, empty = as on this one host."""
+    compile_cache: str = ""
+    """A directory where compiled programs stay from one start to the next; empty = none."""
 
     def check(self) -> None:
         """ConfigError with every problem. Looks at no file: whether the model is there shows at the start."""
         problems = []
         if self.tensor_parallel < 1:
             problems.append(f"tensor_parallel is {self.tensor_parallel}; it must be at least 1")
-        elif self.tensor_parallel > 1 and self.backend == "cpu":
-            problems.append(f"tensor_parallel is {self.tensor_parallel}; backend cpu has one device: it must be 1")
+        if self.expert_parallel < 1 or self.tensor_parallel % self.expert_parallel:
+            problems.append(
+                f"expert_parallel is {self.expert_parallel}; it must divide tensor_parallel ({self.tensor_parallel})"
+            )
+        if self.expert_exchange_tokens is not None and self.expert_exchange_tokens < 1:
+            problems.append(f"expert_exchange_tokens is {self.expert_exchange_tokens}; it must be at least 1")
+        problems += self._slice_problems()
         if problem := weights_problem(self.weights, self.dtype):
             problems.append(problem)
         elif self.backend == "xla" and self.weights in ("int4", "int8"):
@@ -86,5 +108,34 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             problems.append(f"max_prefill_chunk_tokens is {self.max_prefill_chunk_tokens}; it must be at least 1")
         if not 0 <= self.max_inter_token_s < math.inf:
             problems.append(f"max_inter_token_s is {self.max_inter_token_s}; it must be 0 or more")
+        if not re.fullmatch(r"(\d+(x\d+){0,3})?", self.slice_topology):
+            problems.append(f"slice_topology is {self.slice_topology}; it must be numbers of chips like 2x4 or 2x2x4")
+        elif self.slice_topology and self.backend != "torchtpu":
+            problems.append(
+                f"slice_topology is {self.slice_topology}; backend {self.backend} does not ask for it: remove it"
+            )
         if problems:
             raise ConfigError(problems)
+
+    def context_within(self, model_limit: int) -> int:
+        """Tokens a sequence may have; ConfigError if they are more than the model can."""
+        wanted = self.max_context_tokens
+        if wanted is not None and not 1 <= wanted <= model_limit:
+            raise ConfigError([f"max_context_tokens is {wanted}; the model allows 1 to {model_limit}"])
+        return wanted or model_limit
+
+    def _slice_problems(self) -> list[str]:
+        if self.backend != "roofline":
+            return [f"slice is {self.slice}; only backend roofline simulates one"] if self.slice else []
+        problems = []
+        if self.tensor_parallel > 1:
+            problems.append(
+                f"tensor_parallel is {self.tensor_parallel}; backend roofline simulates all of a slice: it must be 1"
+            )
+        if not self.slice:
+            return [*problems, "slice is empty; backend roofline needs the one to simulate, such as tpu7x-16"]
+        try:
+            find_slice(self.slice)
+        except ConfigError as error:
+            problems += error.problems
+        return problems

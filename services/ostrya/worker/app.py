@@ -7,6 +7,7 @@ the worker's id, the worker says so and exits 1, and its supervisor starts a fre
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from ostrya.api.v1 import worker_pb2, worker_pb2_grpc
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.process import EngineProcess
 from ostrya.engine.types import EngineInfo
+from ostrya.engine.world import ranks_per_host
 from ostrya.errors import Fenced, ModelLoadError
 from ostrya.fetch import report as start_report
 from ostrya.prefix.chain import ChainKey, self_test
@@ -29,10 +31,12 @@ from ostrya.service.server import GrpcServer, stop_signal
 from ostrya.state import keys
 from ostrya.state.members import Member
 from ostrya.worker.aliases import VllmAliases
+from ostrya.worker.following import follow
 from ostrya.worker.lasting import Cause, LastingEngine, Start
 from ostrya.worker.metrics import WorkerMetrics
 from ostrya.worker.publisher import Publisher
 from ostrya.worker.remarks import Remarks
+from ostrya.worker.role import role
 from ostrya.worker.servicer import WorkerServicer
 from ostrya.worker.settings import WorkerSettings
 
@@ -53,14 +57,24 @@ async def serve(
 ) -> int:
     """Runs a worker until SIGTERM or SIGINT (0), or until it cannot go on (1); one more signal ends its drain.
 
-    `factory` ("module:function") replaces the backend's own runner; `vocabulary` says what each token spells.
+    `factory` ("module:function") replaces the backend's own runner; `vocabulary` says what each token spells. On a host
+    other than the first of a slice it follows that one. ConfigError when settings or environment leave no role.
     """
+    slice_ = role(settings, os.environ)
+    ranks_per_host(config, slice_.num_hosts)
+    if slice_.host:
+        return await follow(settings, config, slice_, factory=factory)
     logs.setup("worker", settings.log_level)
     descriptors.raise_limit()
     stop = stop_signal()
     stopping = asyncio.create_task(stop.wait())
     start = partial(
-        EngineProcess.start, config, max_waiting=settings.max_waiting, factory=factory, vocabulary=vocabulary
+        EngineProcess.start,
+        config,
+        max_waiting=settings.max_waiting,
+        factory=factory,
+        slice_=slice_,
+        vocabulary=vocabulary,
     )
     starting = asyncio.create_task(start())
     registry = CollectorRegistry()
@@ -80,7 +94,7 @@ async def serve(
             worker = _Worker(settings, config, starting.result(), metrics, restart=start)
             if settings.metric_aliases:
                 # Page 0 is scratch.
-                num_pages = config.num_pages - 1
+                num_pages = starting.result().info.num_pages - 1
                 registry.register(VllmAliases(metrics.families, page_size=config.page_size, num_pages=num_pages))
             return await worker.run(stop, metrics_port=metrics_port)
     except (ModelLoadError, OSError) as error:
@@ -127,7 +141,7 @@ class _Worker:
         )
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, self._server.server)
         metrics.started(engine.info, pid=engine.pid)
-        log.info("the model is loaded", extra={"fields": {"weights": engine.info.weights, "dtype": engine.info.dtype}})
+        log.info("the model is loaded", extra={"fields": _loaded(engine.info)})
         metrics.report_age.set_function(lambda: self._engine.report_age_s)
         self._engine.listen(metrics.report)
         self._remarks = Remarks()
@@ -231,6 +245,15 @@ class _Worker:
             vocab_size=info.vocab_size,
             schema=keys.SCHEMA,
         )
+
+
+def _loaded(info: EngineInfo) -> dict[str, object]:
+    """What the log says of it."""
+    fields: dict[str, object] = {"weights": info.weights, "dtype": info.dtype}
+    if info.peaks is not None:
+        fields |= {"bytes_per_s": info.peaks.bytes_per_s, "flops_per_s": info.peaks.flops_per_s}
+        fields["peaks"] = info.peaks.source
+    return fields | ({"simulated": True} if info.is_simulated else {})
 
 
 async def _publish(publisher: Publisher) -> None:

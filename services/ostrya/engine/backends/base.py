@@ -1,14 +1,29 @@
 """The seam between the engine and what runs the mathematics. The engine knows these protocols and no backend."""
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ostrya.engine.buckets import Growth
+from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import Bucket, Scores, StepPlan
+from ostrya.engine.types import Peaks, StepLimit
+from ostrya.engine.world import World
+
+
+class Limit(Protocol):
+    """How far from the hardware's limit a model's steps are."""
+
+    @property
+    def peaks(self) -> Peaks:
+        """What the limit is made of."""
+
+    def limit(self, plan: StepPlan) -> StepLimit:
+        """The least time that the step could take; in microseconds, because it is asked of every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +35,12 @@ class LoadedModel:
     load_s: float
     weights: str
     """How its matrices are kept, and why, for people."""
+    limit: Limit | None = None
+    """None: not known."""
+    num_pages: int | None = None
+    """KV pages that the device has room for; None: as many as the configuration says."""
+    is_simulated: bool = False
+    """Nothing is computed: the runner waits as long as a step would take."""
 
 
 class StepHandle(Protocol):
@@ -69,3 +90,14 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Waits for launched steps and frees the device."""
+
+
+RunnerFactory: TypeAlias = Callable[[EngineConfig, World], tuple[Runner, LoadedModel]]
+"""Loads this rank's part of the model. ModelLoadError or ConfigError when it cannot be served."""
+
+
+def factory_of(name: str) -> RunnerFactory:
+    """By its "module:function"."""
+    module, _, function = name.partition(":")
+    factory: RunnerFactory = getattr(importlib.import_module(module), function)
+    return factory

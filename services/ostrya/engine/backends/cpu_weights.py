@@ -2,21 +2,29 @@
 measured to be faster. Called by cpu.py.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from ostrya.engine.backends.collectives import Collectives
-from ostrya.engine.backends.cpu_ops import RmsNorm, look_up
+from ostrya.engine.backends.cpu_ops import RmsNorm, gated, look_up
+from ostrya.engine.backends.exchange import ProcessExchange, exchanged
+from ostrya.engine.backends.kernels.experts import GroupedExperts
 from ostrya.engine.backends.kernels.linear import make_linear
-from ostrya.engine.backends.kernels.quantized import fits_kernel, make_quantized_linear
+from ostrya.engine.backends.kernels.quantized import fits_kernel, make_quantized_linear, packed_bits
 from ostrya.engine.buckets import MIN_ROWS
 from ostrya.engine.config import Weights
-from ostrya.engine.models.ops import Embedding, Linear, Matrix, Norm
+from ostrya.engine.models.ops import Embedding, Experts, Linear, Matrix, Norm
 from ostrya.engine.models.quantized import Bits, Quantized, rounded
+from ostrya.engine.models.routing import route
+from ostrya.engine.models.sharding import Axis, Mesh
+from ostrya.engine.models.spec import RoutedFfn
 
 _ANY_ROWS = 1 << 30
 _MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -54,11 +62,46 @@ class _Part:
     both: list[_Both] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
     """How many matrices are kept in one way only, by its name."""
+    num_values: int = 0
+    few_bits: float = 0.0
+    """Of all of them together, as few rows read them, and ..."""
+    many_bits: float = 0.0
+    """... as more do."""
+
+    def count(self, shape: tuple[int, int], few_bits: float, many_bits: float) -> None:
+        """A matrix was kept at so many bits a value."""
+        num_values = math.prod(shape)
+        self.num_values += num_values
+        self.few_bits += num_values * few_bits
+        self.many_bits += num_values * many_bits
+
+    @property
+    def width(self) -> "Width":
+        """Once it is chosen up to how many rows quantized copies are taken."""
+        num_values = max(1, self.num_values)
+        return Width(self.both[0].max_rows if self.both else 0, self.few_bits / num_values, self.many_bits / num_values)
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """How many bits of memory a value of some matrices takes, on average."""
+
+    few_rows: int
+    few_bits: float
+    """Where at most few_rows rows are multiplied."""
+    many_bits: float
+    """Where there are more."""
+
+    def bits(self, few: bool) -> float:
+        return self.few_bits if few else self.many_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """How matrices are kept in the end."""
+
+    layers: Width
+    head: Width
 
     layer_rows: int
     """Up to so many rows, a row of the layers' products has the same bits whatever stands beside it, or nothing; above,
@@ -71,9 +114,20 @@ class Kept:
 class CpuBuilder:
     """A Builder; `choose` ends it."""
 
-    def __init__(self, dtype: torch.dtype, weights: Weights, collectives: Collectives | None = None) -> None:
-        """Without collectives, of a model that is whole here."""
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        weights: Weights,
+        collectives: Collectives | None = None,
+        *,
+        mesh: Mesh | None = None,
+        exchange_tokens: int | None = None,
+    ) -> None:
+        """Without collectives, of a model that is whole here. Steps of `exchange_tokens` and more are sent to their
+        experts (exchange.py)."""
         self.dtype = dtype
+        self._mesh, self._exchange_tokens = mesh or Mesh(), exchange_tokens
+        self._experts: list[GroupedExperts] = []
         self.shard = 0 if collectives is None else collectives.rank
         self._collectives = collectives
         self._is_auto = weights == "auto" and dtype is torch.bfloat16
@@ -99,21 +153,57 @@ class CpuBuilder:
         rows = look_up(table.dense(), scale) if quantized is None else _look_up_quantized(quantized, scale)
         return rows if self._collectives is None else _of_all_shards(rows, table.shape[0], self._collectives)
 
+    def router(self, weight_ED: torch.Tensor) -> Linear:
+        product = make_linear(weight_ED)
+        # Fewer rows take another kernel, whose last bits could choose other experts.
+        return lambda x_TD: product(F.pad(x_TD, (0, 0, 0, max(0, MIN_ROWS - len(x_TD)))))[: len(x_TD)]
+
+    def experts(self, ffn: RoutedFfn, router: Linear, gate_up: Sequence[Matrix], down: Sequence[Matrix]) -> Experts:
+        group, _ = self._mesh.place((Axis.EXPERT,), self.shard)
+        own = GroupedExperts(
+            [self._kept(self._layers, matrix, None) for matrix in gate_up],
+            [self._kept(self._layers, matrix, None) for matrix in down],
+            partial(gated, activation=ffn.activation),
+            first=group * ffn.sizes.num_experts,
+        )
+        self._experts.append(own)
+        collectives = self._collectives
+        exchange = None if collectives is None else ProcessExchange(collectives)
+
+        def mix(x_TD: torch.Tensor) -> torch.Tensor:
+            if exchange is not None and self._exchange_tokens is not None and len(x_TD) >= self._exchange_tokens:
+                return exchanged(x_TD, exchange, lambda x_CD: route(router(x_CD), ffn), own, sent_as=self.dtype)
+            y_TD = own(x_TD.to(self.dtype), *route(router(x_TD), ffn))
+            return y_TD if collectives is None else collectives.add_up(y_TD)
+
+        return mix
+
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:
         return RmsNorm(weight, eps)
 
     def choose(self, max_rows: int) -> Kept:
         """Measures both copies of the matrices that have two, at 1 to `max_rows` rows, and drops what is slower."""
         layer_rows, layers = self._chosen(self._layers, max_rows)
+        for experts in self._experts:
+            experts.exact_rows = layer_rows
         head_rows, head = self._chosen(self._head, max_rows)
-        return Kept(layer_rows=layer_rows, head_rows=head_rows, description=f"layers {layers}; head {head}")
+        return Kept(
+            layer_rows=layer_rows,
+            head_rows=head_rows,
+            description=f"layers {layers}; head {head}",
+            layers=self._layers.width,
+            head=self._head.width,
+        )
 
     def _kept(self, part: _Part, matrix: Matrix, bias_O: torch.Tensor | None) -> Linear:
         quantized, was_rounded = self._quantized(part, matrix)
         if quantized is not None and part.max_bits is not None:
             part.kinds[f"{quantized.bits} bits{' (rounded)' if was_rounded else ''}"] += 1
+            part.count(matrix.shape, packed_bits(quantized.bits), packed_bits(quantized.bits))
             return make_quantized_linear(quantized, bias_O)
         weight_OI = matrix.dense()
+        dense_bits = 8 * weight_OI.itemsize
+        part.count(matrix.shape, dense_bits if quantized is None else packed_bits(quantized.bits), dense_bits)
         if quantized is None:
             part.kinds[self._dense_name] += 1
             return make_linear(weight_OI, bias_O)

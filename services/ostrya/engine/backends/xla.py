@@ -23,10 +23,10 @@ import torch
 
 from ostrya.engine.backends import xla_bridge, xla_cache, xla_versions
 from ostrya.engine.backends.base import LoadedModel
+from ostrya.engine.backends.exchange import StackedExchange
+from ostrya.engine.backends.host_sampling import SCORED_AT_ONCE, choose, is_greedy
 from ostrya.engine.backends.kernels.block_attention import Blocks
 from ostrya.engine.backends.kernels.ragged_attention import RaggedRows
-from ostrya.engine.backends.kernels.sampling import sample
-from ostrya.engine.backends.kernels.scores import joined, score
 from ostrya.engine.backends.static_ops import StaticBuilder, kv_shape
 from ostrya.engine.backends.xla_bridge import Devices, Program
 from ostrya.engine.backends.xla_step import AttentionInputs, Layout, Model, head_of, step_of, whole_vocabulary
@@ -35,7 +35,8 @@ from ostrya.engine.config import EngineConfig
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.weights import read_weights
-from ostrya.engine.plan import I32, Bucket, Scores, Scoring, StepPlan, fed_forward, scratch_plan
+from ostrya.engine.plan import Bucket, Scores, StepPlan, fed_forward, scratch_plan
+from ostrya.engine.world import ALONE, World
 from ostrya.errors import ConfigError, ModelLoadError
 
 T = TypeVar("T")
@@ -44,8 +45,6 @@ log = logging.getLogger(__name__)
 
 REFUSE_LATE = "OSTRYA_REFUSE_LATE_SHAPES"
 """Set in tests: what would be compiled after warm-up fails instead of being counted."""
-_SCORED_AT_ONCE = 32
-"""Prompt tokens whose logits exist at a time."""
 _BLOCKS_GROWTH = Growth(rows=4, tokens=8, pages=4)
 """A bucket takes seconds to compile there, and pages that a row does not have take time in every step."""
 _KERNEL_GROWTH = Growth(pages=None)
@@ -62,9 +61,11 @@ class _Launched(NamedTuple):
     """Of a step that the host had to look into."""
 
 
-def load_runner(config: EngineConfig) -> tuple["XlaRunner", LoadedModel]:
-    """Reads the weights onto the devices. ModelLoadError when they or torch_xla cannot be used, ConfigError for what
-    cannot be divided so, or for more devices than there are."""
+def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["XlaRunner", LoadedModel]:
+    """Reads the weights onto the devices of this host. ModelLoadError when they or torch_xla cannot be used,
+    ConfigError for what cannot be divided so, or for more devices than there are."""
+    if world.size > 1:
+        raise ConfigError([f"backend xla serves on one host; there are {world.num_hosts}: take a slice of one"])
     started = time.perf_counter()
     device_thread = ThreadPoolExecutor(1, "device")
     try:
@@ -86,28 +87,34 @@ def _loaded(config: EngineConfig, device_thread: ThreadPoolExecutor) -> "XlaRunn
     if problem := xla_versions.installation_problem():
         raise ModelLoadError(problem)
     source = open_source(Path(config.model_path))
-    sharding = Sharding(source.spec, Mesh(tensor=config.tensor_parallel))
-    context_tokens = _context_tokens(config, source.spec.context_tokens)
+    mesh = Mesh.of(config.tensor_parallel, num_groups=config.expert_parallel)
+    sharding = Sharding(source.spec, mesh)
+    context_tokens = config.context_within(source.spec.context_tokens)
     devices = xla_bridge.start(config.tensor_parallel)
     identity = {
         **xla_versions.versions(),
         **xla_cache.flags(),
-        "devices": f"{devices.count} {devices.kind}",
+        "mesh": f"{mesh.expert} x {mesh.tensor} {devices.kind}",
         "model": repr(source.spec),
         "dtype": config.dtype,
         "page_size": str(config.page_size),
     }
-    cache = xla_cache.cache_directory(os.environ.get(xla_cache.ROOT_VARIABLE, ""), identity)
+    root = config.compile_cache or os.environ.get(xla_cache.ROOT_VARIABLE, "")
+    cache = xla_cache.cache_directory(root, identity)
     if cache.problem:
         log.warning(cache.problem)
     xla_bridge.open_cache("" if cache.path is None else str(cache.path))
     local = sharding.local
+    shards_S1 = torch.arange(mesh.num_shards, dtype=torch.int32)[:, None]
     builder = StaticBuilder(
         shard=None,
-        first_token=torch.arange(config.tensor_parallel, dtype=torch.int32)[:, None] * local.vocab_size,
+        first_token=shards_S1 * local.vocab_size,
         dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype],
         placed=lambda tensor: devices.put(tensor, divided=0 if tensor.dim() > 2 else None),
         add_up=partial(torch.sum, dim=0),
+        expert_group=shards_S1 // mesh.tensor,
+        exchange=StackedExchange(mesh.num_shards, divided=lambda tensor: devices.marked(tensor, 0)),
+        exchange_tokens=config.expert_exchange_tokens,
     )
     model = Model(
         spec=local,
@@ -213,36 +220,21 @@ class XlaRunner:
         last_tokens_L = self._last_tokens_L
         self._kv, results = program([packed, last_tokens_L, *self._kv])
         self._last_tokens_L, logits_SRV, x_TD = results
-        if not _needs_host(plan):
+        if is_greedy(plan):
             return _Launched(self._last_tokens_L, None)
         if plan.processors is not None:
             plan = fed_forward(plan, last_tokens_L.cpu().numpy())
-        done = self._sampled(plan, whole_vocabulary(logits_SRV.cpu()), x_TD)
+        host_TD = x_TD.cpu() if plan.scoring is not None else x_TD
+        done = choose(plan, whole_vocabulary(logits_SRV.cpu()), partial(self._logits_after, host_TD))
         tokens_L = np.zeros(self._model.num_last, np.int32)
         tokens_L[: len(done[0])] = done[0]
         self._last_tokens_L = self._devices.put_inputs(torch.from_numpy(tokens_L))
         return _Launched(self._last_tokens_L, done)
 
-    def _sampled(self, plan: StepPlan, logits_RV: torch.Tensor, x_TD: torch.Tensor) -> _StepResult:
-        if plan.scoring is None:
-            return sample(logits_RV, plan).int().numpy(), None
-        logprobs_NV = logits_RV[torch.from_numpy(plan.scoring.row)].log_softmax(-1)
-        tokens: npt.NDArray[np.int32] = sample(logits_RV, plan).int().numpy()
-        return tokens, self._scores(plan.scoring, x_TD, logprobs_NV, tokens)
-
-    def _scores(self, scoring: Scoring, x_TD: torch.Tensor, logprobs_NV: torch.Tensor, tokens: I32) -> Scores:
-        num_top = int(scoring.num_top.max())
-        parts = [score(logprobs_NV, torch.from_numpy(tokens[scoring.row]), num_top=num_top)]
-        host_TD = x_TD.cpu() if len(scoring.index) else x_TD
-        for first in range(0, len(scoring.index), _SCORED_AT_ONCE):
-            index_N = torch.from_numpy(scoring.index[first : first + _SCORED_AT_ONCE])
-            targets_N = torch.from_numpy(scoring.target[first : first + _SCORED_AT_ONCE])
-            x_ND = torch.zeros(_SCORED_AT_ONCE, host_TD.shape[-1])
-            x_ND[: len(index_N)] = host_TD[index_N]
-            _, (logits_SNV,) = self._compiled_head()([self._devices.put_inputs(x_ND)])
-            logprobs_NV = whole_vocabulary(logits_SNV.cpu())[: len(index_N)].log_softmax(-1)
-            parts.append(score(logprobs_NV, targets_N, num_top=num_top))
-        return joined(parts)
+    def _logits_after(self, x_TD: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
+        """logits_NV of these tokens of a step, which is on the host."""
+        _, (logits_SNV,) = self._compiled_head()([self._devices.put_inputs(x_TD[index_N])])
+        return whole_vocabulary(logits_SNV.cpu())
 
     @torch.no_grad()
     def _compiled(self, bucket: Bucket) -> Program:
@@ -265,7 +257,7 @@ class XlaRunner:
     @torch.no_grad()
     def _compiled_head(self) -> Program:
         if self._head is None:
-            x_ND = self._devices.put(torch.zeros(_SCORED_AT_ONCE, self._model.spec.hidden))
+            x_ND = self._devices.put(torch.zeros(SCORED_AT_ONCE, self._model.spec.hidden))
             self._devices.wait()
             self._head = Program(head_of(self._model), [x_ND], num_donated=0)
         return self._head
@@ -299,17 +291,3 @@ class XlaStep:
 
 def _fetched(launched: _Launched) -> _StepResult:
     return launched.done or (launched.tokens_L.cpu().numpy(), None)
-
-
-def _needs_host(plan: StepPlan) -> bool:
-    """Whether a row wants more than its largest logit."""
-    if plan.processors is not None or plan.scoring is not None:
-        return True
-    return bool(((plan.temperature > 0) & plan.wants_token).any())
-
-
-def _context_tokens(config: EngineConfig, limit: int) -> int:
-    wanted = config.max_context_tokens
-    if wanted is not None and not 1 <= wanted <= limit:
-        raise ConfigError([f"max_context_tokens is {wanted}; the model allows 1 to {limit}"])
-    return wanted or limit

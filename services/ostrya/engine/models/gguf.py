@@ -32,19 +32,19 @@ class GgufSource:
     def require(self, name: str, shape: tuple[int, ...]) -> None:
         if name not in self._file.tensors:
             raise ModelLoadError(f"{self._path}: tensor {name} is missing")
-        if (found := self._file.tensors[name].shape) != shape:
+        # What the file has as a vector may be asked for as a matrix of one row.
+        if (found := self._file.tensors[name].shape) != shape and (1, *found) != shape:
             raise ModelLoadError(f"{self._path}: tensor {name} has shape {list(found)}; expected {list(shape)}")
 
     def read_into(self, name: str, out: torch.Tensor, region: Region) -> None:
         self.require(name, region.shape)
         self._unread.discard(name)
-        # A vector is one row of the file.
-        rows, columns = region.parts if len(region.parts) == 2 else (Part.whole(1), region.parts[0])
+        columns = region.parts[-1]
         out_rows = out.view(-1, out.shape[-1])
         if not region.is_whole:
             out_rows.zero_()
         step = self._file.chunk_rows(name)
-        for at, start, stop in rows.ranges:
+        for at, start, stop in region.rows.ranges:
             for first in range(start, stop, step):
                 last = min(first + step, stop)
                 values = torch.from_numpy(self._file.rows(name, first, last))
@@ -54,13 +54,17 @@ class GgufSource:
 
     def quantized(self, name: str, region: Region) -> Quantized | None:
         self.require(name, region.shape)
-        rows, columns = region.parts
+        rows, columns = region.rows, region.parts[-1]
         groups = columns.in_units_of(GROUP)
-        blocks = None if groups is None else self._file.blocks(name)
+        # Of experts only those that are here are unpacked.
+        first = min((one.start for one in rows.ranges), default=0)
+        last = max((one.stop for one in rows.ranges), default=0)
+        blocks = None if groups is None else self._file.blocks(name, first, last)
         if blocks is None or groups is None:
             return None
         self._unread.discard(name)
         bits, *arrays = blocks
+        rows = Part(rows.size, tuple(one.moved(-first) for one in rows.ranges))
         parts = [
             cut(torch.from_numpy(array), (rows, part))
             for array, part in zip(arrays, (columns, groups, groups), strict=True)

@@ -70,21 +70,18 @@ class GgufFile:
     def rows(self, name: str, first: int, last: int) -> npt.NDArray[np.float32]:
         """Rows [first, last) of a tensor seen as a matrix over its last dimension, dequantized."""
         info = self.tensors[name]
-        num_rows = math.prod(info.shape[:-1])
-        row_bytes = info.num_bytes // num_rows
-        raw = self._bytes[info.file][info.start + first * row_bytes : info.start + last * row_bytes]
-        values: npt.NDArray[np.float32] = dequantize(raw.reshape(-1, row_bytes), GGMLQuantizationType[info.type_name])
+        raw = self._raw(info, first, last)
+        values: npt.NDArray[np.float32] = dequantize(raw, GGMLQuantizationType[info.type_name])
         return values
 
-    def blocks(self, name: str) -> _Blocks | None:
-        """A whole tensor as the file holds it, seen as rows does: bits, q [rows, I], and scale and offset
-        [rows, I / 32] of value = scale * q + offset; None unless it is Q4_0, Q4_1 or Q8_0."""
+    def blocks(self, name: str, first: int, last: int) -> _Blocks | None:
+        """Rows as `rows` has them, as the file holds them: bits, q [rows, I], and scale and offset [rows, I / 32] of
+        value = scale * q + offset; None unless they are Q4_0, Q4_1 or Q8_0."""
         info = self.tensors[name]
         if info.type_name not in _BLOCKS:
             return None
-        num_rows, row_size = math.prod(info.shape[:-1]), info.shape[-1]
-        raw = self._bytes[info.file][info.start : info.start + info.num_bytes].view(_BLOCKS[info.type_name])
-        raw = raw.reshape(num_rows, -1)
+        num_rows, row_size = last - first, info.shape[-1]
+        raw = self._raw(info, first, last).view(_BLOCKS[info.type_name])
         scale = raw["scale"].astype(np.float32)
         if info.type_name == "Q8_0":
             return 8, raw["q"].reshape(num_rows, row_size), scale, np.zeros_like(scale)
@@ -96,6 +93,12 @@ class GgufFile:
     def chunk_rows(self, name: str) -> int:
         """How many rows to read at once."""
         return max(1, _CHUNK_ELEMENTS // self.tensors[name].shape[-1])
+
+    def _raw(self, info: TensorInfo, first: int, last: int) -> npt.NDArray[np.uint8]:
+        """[rows, bytes]"""
+        row_bytes = info.num_bytes // math.prod(info.shape[:-1])
+        raw = self._bytes[info.file][info.start + first * row_bytes : info.start + last * row_bytes]
+        return raw.reshape(-1, row_bytes)
 
     def _place(self, file: Path, entry: TensorEntry) -> TensorInfo:
         known = {kind.value: kind for kind in GGMLQuantizationType}

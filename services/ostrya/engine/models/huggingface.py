@@ -58,8 +58,13 @@ class HuggingFaceSource:
         if self.spec.tied_embeddings:
             ignored.add("lm_head.weight")
         self._unread = set(self._shard_of) - ignored
+        self._stacks: set[tuple[str, int]] = set()
+        """Those of which some experts were read, and how many there are."""
 
     def require(self, name: str, shape: tuple[int, ...]) -> None:
+        if len(shape) == 3:
+            # Each has a tensor of its own here, and is looked at when it is read.
+            return self.require(_of_expert(name, 0), shape[1:])
         stored_name = self._stored_name(name)
         shard = self._shard(stored_name)
         with _opened(shard) as file:
@@ -71,6 +76,8 @@ class HuggingFaceSource:
             raise ModelLoadError(f"{shard}: tensor {stored_name} has dtype {dtype}; supported: {', '.join(_DTYPES)}")
 
     def read_into(self, name: str, out: torch.Tensor, region: Region) -> None:
+        if len(region.shape) == 3:
+            return self._read_experts(name, out, region)
         self.require(name, region.shape)
         stored_name = self._stored_name(name)
         with _opened(self._shard(stored_name)) as file:
@@ -84,7 +91,17 @@ class HuggingFaceSource:
         self.require(name, region.shape)
 
     def unread(self) -> list[str]:
-        return sorted(self._unread)
+        elsewhere = {self._stored_name(_of_expert(name, i)) for name, count in self._stacks for i in range(count)}
+        return sorted(self._unread - elsewhere)
+
+    def _read_experts(self, name: str, out: torch.Tensor, region: Region) -> None:
+        """Into [E, O, I]."""
+        experts, *parts = region.parts
+        self._stacks.add((name, region.shape[0]))
+        for at, start, stop in experts.ranges:
+            for expert in range(start, stop):
+                of_one = Region(region.shape[1:], tuple(parts))
+                self.read_into(_of_expert(name, expert), out[at + expert - start], of_one)
 
     def _stored_name(self, name: str) -> str:
         stem, kind = name.rsplit(".", 1)
@@ -92,13 +109,19 @@ class HuggingFaceSource:
             return f"lm_head.{kind}"
         if stem in _TOP_NAMES:
             return f"{self._prefix}{_TOP_NAMES[stem]}.{kind}"
-        _, layer, part = stem.split(".")
-        return f"{self._prefix}layers.{layer}.{self._layer_names[part]}.{kind}"
+        _, layer, part, *expert = stem.split(".")
+        return f"{self._prefix}layers.{layer}.{self._layer_names[part].format(*expert)}.{kind}"
 
     def _shard(self, stored_name: str) -> Path:
         if stored_name not in self._shard_of:
             raise ModelLoadError(f"{self._directory}: tensor {stored_name} is missing")
         return self._shard_of[stored_name]
+
+
+def _of_expert(name: str, expert: int) -> str:
+    """blk.0.ffn_up_exps.weight -> blk.0.ffn_up_exps.7.weight"""
+    stem, kind = name.rsplit(".", 1)
+    return f"{stem}.{expert}.{kind}"
 
 
 @contextmanager

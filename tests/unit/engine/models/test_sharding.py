@@ -1,10 +1,13 @@
 """The arithmetic of shards: together they are the model, each is a model of its own; what cannot be divided says so."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +15,7 @@ from ostrya.engine.models.sharding import Axis, Mesh, Part, Range, Region, Shard
 from ostrya.engine.models.source import WeightSource, cut, open_source
 from ostrya.errors import ConfigError
 from tests.numerics.driver import Driver
+from tests.numerics.family_files import write_gguf_family
 from tests.numerics.reference import ReferenceRunner
 from tests.numerics.tiny_families import FAMILIES
 from tests.unit.engine.models.checkpoints import Tiny, write_directory, write_gguf
@@ -49,6 +53,8 @@ def test_a_cut_takes_ranges_and_leaves_zeros() -> None:
     assert cut(values, (rows, columns)).tolist() == [[11, 12], [0, 0], [2, 3]]
     assert Part(64, (Range(32, 0, 32),)).in_units_of(32) == Part(2, (Range(1, 0, 1),))
     assert Part(64, (Range(32, 0, 16),)).in_units_of(32) is None
+    assert cut(values, (rows.only(0), columns)).tolist() == [[11, 12]]
+    assert cut(values, (Part(4, (Range(1, 0, 2),)).only(2), columns)).tolist() == [[5, 6]]
 
 
 def parts_of(source: WeightSource, name: str, shape: tuple[int, ...], num_shards: int) -> list[torch.Tensor]:
@@ -88,6 +94,53 @@ def test_shards_of_a_checkpoint_are_its_parts(container: str, tmp_path: Path) ->
     assert torch.equal(*norm)
 
 
+@pytest.mark.parametrize("container", ["gguf", "directory"])
+def test_a_shard_reads_its_experts_and_its_part_of_each(container: str, tmp_path: Path) -> None:
+    family, path = FAMILIES["qwen3-moe"], tmp_path / "m"
+    source = open_source(write_gguf_family(path, family) if container == "gguf" else family.write(path))
+    num_experts, hidden, inner = 16, family.size("hidden_size"), family.size("moe_intermediate_size")
+    sharding = Sharding(source.spec, Mesh(expert=2, tensor=2))
+    stored = family.weights()
+    for name, part, shape, dim in (
+        ("ffn_up_exps", "up_proj", (num_experts, inner, hidden), 1),
+        ("ffn_down_exps", "down_proj", (num_experts, hidden, inner), 2),
+    ):
+        whole = np.stack([stored[f"model.layers.1.mlp.experts.{i}.{part}.weight"] for i in range(num_experts)])
+        for shard in range(4):
+            region = sharding.region(f"blk.1.{name}.weight", shape, shard)
+            out = torch.full(region.local_shape, torch.nan)
+            source.read_into(f"blk.1.{name}.weight", out, region)
+            expected = torch.from_numpy(whole).chunk(2)[shard // 2].chunk(2, dim)[shard % 2]
+            assert torch.equal(out, expected)
+            one = torch.full(region.only(5).local_shape, torch.nan)
+            source.read_into(f"blk.1.{name}.weight", one, region.only(5))
+            assert torch.equal(one, expected[5:6])
+
+
+def test_experts_that_other_shards_have_are_no_part_of_another_model(tmp_path: Path) -> None:
+    source = open_source(FAMILIES["qwen3-moe"].write(tmp_path / "m"))
+    region = Sharding(source.spec, Mesh(expert=2)).region("blk.1.ffn_up_exps.weight", (16, 32, 64), 0)
+    source.read_into("blk.1.ffn_up_exps.weight", torch.empty(region.local_shape), region)
+    unread = source.unread()
+    assert not any("layers.1.mlp.experts" in name and "up_proj" in name for name in unread)
+    assert any("layers.1.mlp.experts" in name for name in unread)
+    assert any("layers.0.mlp.experts" in name and "up_proj" in name for name in unread)
+
+
+def test_experts_at_four_bits_are_read_as_the_file_has_them(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf_family(path, FAMILIES["qwen3-moe"], quantization=GGMLQuantizationType.Q4_1)
+    source = open_source(path)
+    sharding = Sharding(source.spec, Mesh(expert=2))
+    name, shape = "blk.0.ffn_down_exps.weight", (16, 64, 32)
+    dense = torch.empty(shape)
+    source.read_into(name, dense, Region.whole(shape))
+    for place in (0, 7):
+        found = source.quantized(name, sharding.region(name, shape, 1).only(place))
+        assert found is not None
+        assert torch.equal(found.dense(), dense[8 + place])
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("num_shards", [1, 2, 4])
 def test_all_shards_in_a_leading_dimension_give_the_whole_models_tokens(
@@ -103,6 +156,54 @@ def test_all_shards_in_a_leading_dimension_give_the_whole_models_tokens(
     ]
     assert tokens[0] == tokens[1]
     assert len({token for row in tokens[0] for token in row}) > 4
+
+
+@pytest.mark.parametrize("exchange_tokens", [None, 5])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "qwen3-moe-mixed"])
+@pytest.mark.parametrize(("num_shards", "num_groups"), [(2, 2), (4, 2), (4, 4)])
+def test_experts_divided_among_shards_in_a_leading_dimension_give_the_whole_models_tokens(
+    name: str, num_shards: int, num_groups: int, exchange_tokens: int | None, tmp_path: Path
+) -> None:
+    source = open_source(FAMILIES[name].write(tmp_path / "m"))
+    divided = ReferenceRunner(
+        source,
+        num_pages=64,
+        page_size=4,
+        num_stacked=num_shards,
+        num_expert_groups=num_groups,
+        exchange_tokens=exchange_tokens,
+    )
+    whole = ReferenceRunner(source, num_pages=64, page_size=4)
+    found, expected = (
+        Driver(runner, page_size=4, context_tokens=64).generate(PROMPTS, num_new=8, chunk=16)
+        for runner in (divided, whole)
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "words"),
+    [
+        ("qwen3", Mesh(expert=2), "expert_parallel is 2; the model has no experts; possible at tensor_parallel 2: 1"),
+        (
+            "mixtral-of-6",
+            Mesh(expert=4),
+            "expert_parallel is 4; 6 experts of a layer do not divide by it; possible at tensor_parallel 4: 1, 2",
+        ),
+        (
+            "mixtral-of-6",
+            Mesh(tensor=32),
+            "expert_parallel is 1; 48 inner values of an expert do not divide by the 32 devices it then has; "
+            "possible at tensor_parallel 32: 2",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_divided_say_how_they_can(name: str, mesh: Mesh, words: str, tmp_path: Path) -> None:
+    family = FAMILIES[name.split("-")[0]]
+    changes = {"num_local_experts": 6, "num_attention_heads": 32} if name != "qwen3" else {}
+    spec = open_source(replace(family, config={**family.config, **changes}).write(tmp_path / "m")).spec
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        Sharding(spec, mesh)
 
 
 @pytest.mark.parametrize(
