@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ostrya.engine import scoring
-from ostrya.engine.backends.base import Runner, StepHandle
+from ostrya.engine.backends.base import Limit, Runner, StepHandle
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.pacing import Pacing
 from ostrya.engine.plan import StepPlan
@@ -65,12 +65,14 @@ class Engine:
         *,
         context_tokens: int,
         eos_token_ids: Collection[int],
+        limit: Limit | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        limit = min(context_tokens, config.max_context_tokens or context_tokens)
-        self.scheduler = Scheduler(config, context_tokens=limit, eos_token_ids=eos_token_ids)
+        longest = min(context_tokens, config.max_context_tokens or context_tokens)
+        self.scheduler = Scheduler(config, context_tokens=longest, eos_token_ids=eos_token_ids, growth=runner.growth)
         self._overlap = config.overlap
         self._runner = runner
+        self._limit = limit
         self._clock = clock
         self._in_flight: deque[_Launched] = deque()
         self._ended_s = float("-inf")
@@ -135,6 +137,7 @@ class Engine:
             shape=step.shape,
             work=done,
             expected_s=expected_s,
+            limit=None if self._limit is None or step.compiles else self._limit.limit(step.plan),
         )
 
     def load(self) -> Load:
@@ -149,6 +152,7 @@ class Engine:
             num_padded_tokens=self._num_padded_tokens,
             num_shapes=shapes.num_shapes,
             num_late_shapes=shapes.num_late_shapes,
+            num_cached_shapes=self._runner.num_cached_shapes,
             num_page_leaks=self._num_page_leaks,
             step_time=self._step_time.step_time,
         )

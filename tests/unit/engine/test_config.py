@@ -3,8 +3,7 @@
 import pytest
 
 from ostrya.engine.config import EngineConfig
-from ostrya.engine.process import EngineProcess
-from ostrya.errors import ConfigError, ModelLoadError
+from ostrya.errors import ConfigError
 
 
 def config(**values: object) -> EngineConfig:
@@ -19,6 +18,10 @@ def test_what_can_work_is_taken_though_the_model_is_not_there(values: dict[str, 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        (
+            {"weights": "int4", "backend": "xla"},
+            "weights is int4; backend xla keeps matrices dense: set auto, bf16 or f32",
+        ),
         ({"tensor_parallel": 0, "backend": "xla"}, "tensor_parallel is 0; it must be at least 1"),
     ],
 )
@@ -26,6 +29,24 @@ def test_tensor_parallel_must_fit_the_backend(values: dict[str, object], words: 
     with pytest.raises(ConfigError) as refused:
         config(num_pages=1, **values).check()
     assert refused.value.problems == (words, "num_pages is 1; it must be at least 2")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"backend": "roofline"}, "slice is empty; backend roofline needs the one to simulate, such as tpu7x-16"),
+        ({"slice": "tpu7x-16"}, "slice is tpu7x-16; only backend roofline simulates one"),
+        (
+            {"backend": "roofline", "slice": "v6e-8", "tensor_parallel": 8},
+            "tensor_parallel is 8; backend roofline simulates all of a slice: it must be 1",
+        ),
+        ({"backend": "roofline", "slice": "tpu7x-3"}, "slice 'tpu7x-3' does not exist in generation tpu7x; slices: "),
+    ],
+)
+def test_a_slice_is_for_the_backend_that_simulates_one(values: dict[str, object], words: str) -> None:
+    config(backend="roofline", slice="tpu7x-16").check()
+    with pytest.raises(ConfigError, match=words):
+        config(**values).check()
 
 
 @pytest.mark.parametrize(
@@ -65,9 +86,3 @@ def test_a_slice_that_nobody_can_have_or_wants_is_refused(backend: str, topology
 def test_the_time_between_tokens_is_a_number_of_seconds(seconds: float) -> None:
     with pytest.raises(ConfigError, match=f"max_inter_token_s is {seconds}; it must be 0 or more"):
         config(max_inter_token_s=seconds).check()
-
-
-@pytest.mark.parametrize("backend", ["xla"])
-async def test_an_engine_of_a_backend_to_come_is_refused_before_anything_starts(backend: str) -> None:
-    with pytest.raises(ModelLoadError, match=f"backend {backend} does not serve in this version; set --backend cpu"):
-        await EngineProcess.start(config(backend=backend))

@@ -8,9 +8,22 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ostrya.engine.buckets import Growth
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import Bucket, Scores, StepPlan
+from ostrya.engine.types import Peaks, StepLimit
 from ostrya.engine.world import World
+
+
+class Limit(Protocol):
+    """How far from the hardware's limit a model's steps are."""
+
+    @property
+    def peaks(self) -> Peaks:
+        """What the limit is made of."""
+
+    def limit(self, plan: StepPlan) -> StepLimit:
+        """The least time that the step could take; in microseconds, because it is asked of every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +35,12 @@ class LoadedModel:
     load_s: float
     weights: str
     """How its matrices are kept, and why, for people."""
+    limit: Limit | None = None
+    """None: not known."""
+    num_pages: int | None = None
+    """KV pages that the device has room for; None: as many as the configuration says."""
+    is_simulated: bool = False
+    """Nothing is computed: the runner waits as long as a step would take."""
 
 
 class StepHandle(Protocol):
@@ -45,6 +64,10 @@ class Runner(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def growth(self) -> Growth:
+        """Which sizes of buckets it wants."""
+
+    @property
     def num_shapes(self) -> int:
         """Distinct buckets compiled or executed so far."""
 
@@ -52,6 +75,10 @@ class Runner(Protocol):
     def num_late_shapes(self) -> int:
         """Buckets first executed after warm_up(): each is a counted fault. Counted before its compile begins, because
         that is how the worker knows that a long step compiles and does not hang."""
+
+    @property
+    def num_cached_shapes(self) -> int:
+        """How many of num_shapes were found in a compile cache."""
 
     def warm_up(self, buckets: Sequence[Bucket]) -> None:
         """Compiles every bucket; afterwards a new shape is late."""
