@@ -29,6 +29,11 @@ class StepInputs:
     row_of_T: torch.Tensor
     """Padding tokens belong to the last row."""
     logits_index_R: torch.Tensor
+    kv_lens_R: torch.Tensor
+    query_start: torch.Tensor
+    """[R + 1]"""
+    num_rows: torch.Tensor
+    """[1]"""
     page_table_RP: torch.Tensor
 
 
@@ -43,19 +48,21 @@ def packed(plan: StepPlan) -> I32:
         plan.slot_mapping,
         np.minimum(row_of_T, rows - 1).astype(np.int32),
         plan.logits_index,
+        plan.kv_lens,
+        plan.query_start,
+        np.array([plan.num_rows], np.int32),
         plan.page_table.reshape(-1),
     )
     return np.concatenate(parts)
 
 
 def packed_size(bucket: Bucket) -> int:
-    return _NUM_PER_TOKEN * bucket.tokens + bucket.rows * (1 + bucket.pages)
+    return sum(_sizes(bucket))
 
 
 def unpacked(values: torch.Tensor, bucket: Bucket) -> StepInputs:
     """Of what `packed` made; can be traced."""
-    tokens, rows, pages = bucket.tokens, bucket.rows, bucket.pages
-    *of_tokens, logits_index_R, page_table = torch.split(values, [tokens] * _NUM_PER_TOKEN + [rows, rows * pages])
+    *of_tokens, logits_index_R, kv_lens_R, query_start, num_rows, page_table = torch.split(values, _sizes(bucket))
     token_ids_T, token_source_T, positions_T, slots_T, row_of_T = of_tokens
     return StepInputs(
         token_ids_T=token_ids_T,
@@ -64,8 +71,16 @@ def unpacked(values: torch.Tensor, bucket: Bucket) -> StepInputs:
         slots_T=slots_T,
         row_of_T=row_of_T,
         logits_index_R=logits_index_R,
-        page_table_RP=page_table.view(rows, pages),
+        kv_lens_R=kv_lens_R,
+        query_start=query_start,
+        num_rows=num_rows,
+        page_table_RP=page_table.view(bucket.rows, bucket.pages),
     )
+
+
+def _sizes(bucket: Bucket) -> list[int]:
+    tokens, rows, pages = bucket.tokens, bucket.rows, bucket.pages
+    return [tokens] * _NUM_PER_TOKEN + [rows, rows, rows + 1, 1, rows * pages]
 
 
 def fed_token_ids(inputs: StepInputs, last_tokens_L: torch.Tensor) -> torch.Tensor:

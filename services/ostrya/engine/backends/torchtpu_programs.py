@@ -16,7 +16,15 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
 from ostrya.engine.backends.static_ops import StaticOps
-from ostrya.engine.backends.step_inputs import as_last_tokens, fed_token_ids, packed_size, static_ops, unpacked
+from ostrya.engine.backends.step_inputs import (
+    StepInputs,
+    as_last_tokens,
+    fed_token_ids,
+    packed_size,
+    static_ops,
+    unpacked,
+)
+from ostrya.engine.backends.torchtpu_attention import Kernel
 from ostrya.engine.models.decoder import DecoderWeights, forward, logits
 from ostrya.engine.models.spec import Attention, DecoderSpec
 from ostrya.engine.plan import Bucket
@@ -48,15 +56,32 @@ class Shards:
 class FunctionalOps:
     """StaticOps that leave the keys and values they are given as they are."""
 
-    def __init__(self, ops: StaticOps) -> None:
+    def __init__(self, ops: StaticOps, inputs: StepInputs, kernel: Kernel | None) -> None:
         self.add, self.gate, self.routed, self.rotate = ops.add, ops.gate, ops.routed, ops.rotate
-        self._ops = ops
+        self._ops, self._inputs, self._kernel = ops, inputs, kernel
 
     def attend(
         self, qkv_TXH: torch.Tensor, mixer: Attention, kv_ACH: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        # In a program the copy and what is written to it become one operator.
-        return self._ops.attend(qkv_TXH, mixer, kv_ACH.clone())
+        if self._kernel is None:
+            # In a program the copy and what is written to it become one operator.
+            return self._ops.attend(qkv_TXH, mixer, kv_ACH.clone())
+        q_TNH, kv_TCH = (part.contiguous() for part in qkv_TXH.tensor_split([mixer.sizes.num_heads], dim=-2))
+        inputs = self._inputs
+        out_TNH, kv_ACH = self._kernel(
+            kv_ACH,
+            q_TNH,
+            kv_TCH,
+            inputs.slots_T,
+            inputs.kv_lens_R,
+            inputs.page_table_RP,
+            inputs.query_start,
+            inputs.num_rows,
+            self._ops.page_size,
+            mixer.scale,
+            mixer.sizes.window_tokens,
+        )
+        return out_TNH.flatten(-2), kv_ACH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +95,15 @@ class Programs:
     page_size: int
     num_last: int
     """L"""
+    kernel: Kernel | None = None
+    """None: plain operations."""
 
     def step(
         self, values: torch.Tensor, last_tokens_L: torch.Tensor, kv: Kv, bucket: Bucket
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Kv]:
         """last_tokens_L with the token of each row's largest logit, logits_Rv, x_TD and the keys and values."""
         inputs = unpacked(values, bucket)
-        ops = FunctionalOps(static_ops(inputs, page_size=self.page_size))
+        ops = FunctionalOps(static_ops(inputs, page_size=self.page_size), inputs, self.kernel)
         token_ids_T = fed_token_ids(inputs, last_tokens_L)
         x_TD, kv = forward(ops, self.spec, self.weights, token_ids_T=token_ids_T, kv=kv)
         logits_Rv = logits(self.weights, x_TD, inputs.logits_index_R)

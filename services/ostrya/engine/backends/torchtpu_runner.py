@@ -22,6 +22,7 @@ from ostrya.engine.backends.exchange import ProcessExchange
 from ostrya.engine.backends.host_sampling import SCORED_AT_ONCE, choose, is_greedy
 from ostrya.engine.backends.static_ops import StaticBuilder, kv_shape
 from ostrya.engine.backends.step_inputs import packed
+from ostrya.engine.backends.torchtpu_attention import kernel_for
 from ostrya.engine.backends.torchtpu_programs import Kv, Programs, Shards, sizes_of, step_arguments
 from ostrya.engine.buckets import ladder
 from ostrya.engine.config import EngineConfig
@@ -93,6 +94,7 @@ class TorchTpuRunner:
             shards=shards,
             page_size=config.page_size,
             num_last=shapes.rows[-1],
+            kernel=kernel_for(sharding.local, self._on),
         )
         self._kv: Kv = tuple(
             torch.zeros(kv_shape(sharding.local, i, num_slots=config.num_pages * config.page_size), dtype=dtype).to(

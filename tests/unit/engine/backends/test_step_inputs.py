@@ -26,6 +26,9 @@ def test_a_program_reads_the_plan(lengths: list[int], pages: int) -> None:
     assert inputs.slots_T.tolist() == plan.slot_mapping.tolist()
     assert inputs.logits_index_R.tolist() == plan.logits_index.tolist()
     assert inputs.page_table_RP.tolist() == plan.page_table.tolist()
+    assert inputs.kv_lens_R.tolist() == plan.kv_lens.tolist()
+    assert inputs.query_start.tolist() == plan.query_start.tolist()
+    assert inputs.num_rows.tolist() == [len(lengths)]
     rows = [row for row, n in enumerate(lengths) for _ in range(n)]
     padding = plan.bucket.tokens - plan.num_tokens
     # Those behind the last real token belong to whatever row is last: they write to page 0 and nobody reads them.
