@@ -188,6 +188,9 @@ class FakeModel:
     vocab_size: int = VOCAB_SIZE
     load_s: float = 0.25
     weights: str = "none"
+    limit: None = None
+    num_pages: None = None
+    is_simulated: bool = False
 
 
 def load_runner(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
@@ -206,6 +209,10 @@ def load_paced_runner(config: EngineConfig, world: World = ALONE) -> tuple[FakeR
 
 def refuse_to_load(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
     raise ModelLoadError(f"{config.model_path} is cut short:\n 12 of 40 bytes; fetch it again")
+
+
+def refuse_as_follower(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
+    return refuse_to_load(config) if world.rank else load_runner(config)
 
 
 def exit_while_loading(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:

@@ -70,8 +70,9 @@ def answers_at_once(
     runner: Runner, config: EngineConfig, prompts: Sequence[list[int]], *, num_new: int = NUM_NEW
 ) -> dict[str, list[int]]:
     """What an engine over the runner answers greedily to prompts that all come at the beginning."""
-    context_tokens = config.max_context_tokens or CONTEXT_TOKENS
-    engine = Engine(runner, config, context_tokens=context_tokens, eos_token_ids=(), clock=_clock())
+    engine = Engine(
+        runner, config, context_tokens=config.max_context_tokens or CONTEXT_TOKENS, eos_token_ids=(), clock=_ticks()
+    )
     engine.warm_up()
     sampling = msgspec.structs.replace(GREEDY, max_tokens=num_new)
     for number, prompt in enumerate(prompts):
@@ -88,7 +89,7 @@ def answers(
     runner: Runner, config: EngineConfig, *, vocab_size: int, sampled: bool = False
 ) -> tuple[dict[str, list[int]], dict[str, list[TokenScore]]]:
     """What an engine over the runner answers to each request, and the scores it gives; some of them are hits."""
-    engine = Engine(runner, config, context_tokens=CONTEXT_TOKENS, eos_token_ids=(), clock=_clock())
+    engine = Engine(runner, config, context_tokens=CONTEXT_TOKENS, eos_token_ids=(), clock=_ticks())
     engine.warm_up()
     tokens: dict[str, list[int]] = {}
     scores: dict[str, list[TokenScore]] = {}
@@ -111,9 +112,9 @@ def answers(
     return tokens, scores
 
 
-def _clock() -> Callable[[], float]:
-    """Plans depend on how fast steps are; processes that are to plan alike must have the same clock."""
-    return partial(next, count(0.0))
+def _ticks() -> Callable[[], float]:
+    """The same time in every process: who is next depends on how fast steps were, and they must not differ in that."""
+    return partial(next, count(0.0, 0.01))
 
 
 def _request(number: int, vocab_size: int, *, sampled: bool) -> EngineRequest:

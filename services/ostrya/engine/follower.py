@@ -37,7 +37,8 @@ START_SILENCE_S = 60.0
 """As in leader.py."""
 IN_FLIGHT = 4
 """Steps that the device may have before it."""
-MIN_BEAT_S = 0.01
+MIN_BEAT_S = 0.05
+"""Between two, so that rank 0 is not kept busy by them."""
 BLAME_S = 0.5
 _PR_SET_PDEATHSIG = 1
 LEADER_GONE, FAILED = 0, 1
@@ -76,8 +77,6 @@ class Follower:
         threading.Thread(target=self._tell_parent, name="status", daemon=True).start()
         try:
             self._replay(*self._join())
-        except OstryaError as error:
-            self._fail(" ".join(str(error).split()))
         except (EOFError, OSError) as error:
             self.end(_gone(error), LEADER_GONE)
         except BaseException as error:
@@ -94,6 +93,7 @@ class Follower:
         who = identity(self._follow.config, self._follow.factory, self._slice)
         self._sock = sock = self._dial()
         sock.settimeout(GREETING_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         challenge = wire.receive(sock)
         if not isinstance(challenge, wire.Challenge):
             raise EOFError("what answers there is no host 0")
@@ -196,10 +196,10 @@ class Follower:
         self.end(why, FAILED)
 
     def _break(self, error: BaseException) -> Never:
-        """Whatever a backend raises: a rank that missed a step must not go on. Perhaps another rank is lost and ours
-        only hears of it; that one's end is the better reason, and comes at once."""
+        """Whatever a backend raises: a rank that missed a step must not go on. Where another rank is lost and ours only
+        hears of it, or all fail alike, theirs is the better reason, and comes first."""
         time.sleep(BLAME_S)
-        self._fail(f"{type(error).__name__}: {error}")
+        self._fail(str(error) if isinstance(error, OstryaError) else f"{type(error).__name__}: {error}")
 
     def _tell_parent(self) -> None:
         while True:

@@ -94,7 +94,7 @@ async def serve(
             worker = _Worker(settings, config, starting.result(), metrics, restart=start)
             if settings.metric_aliases:
                 # Page 0 is scratch.
-                num_pages = config.num_pages - 1
+                num_pages = starting.result().info.num_pages - 1
                 registry.register(VllmAliases(metrics.families, page_size=config.page_size, num_pages=num_pages))
             return await worker.run(stop, metrics_port=metrics_port)
     except (ModelLoadError, OSError) as error:
@@ -141,7 +141,7 @@ class _Worker:
         )
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, self._server.server)
         metrics.started(engine.info, pid=engine.pid)
-        log.info("the model is loaded", extra={"fields": {"weights": engine.info.weights, "dtype": engine.info.dtype}})
+        log.info("the model is loaded", extra={"fields": _loaded(engine.info)})
         metrics.report_age.set_function(lambda: self._engine.report_age_s)
         self._engine.listen(metrics.report)
         self._remarks = Remarks()
@@ -245,6 +245,15 @@ class _Worker:
             vocab_size=info.vocab_size,
             schema=keys.SCHEMA,
         )
+
+
+def _loaded(info: EngineInfo) -> dict[str, object]:
+    """What the log says of it."""
+    fields: dict[str, object] = {"weights": info.weights, "dtype": info.dtype}
+    if info.peaks is not None:
+        fields |= {"bytes_per_s": info.peaks.bytes_per_s, "flops_per_s": info.peaks.flops_per_s}
+        fields["peaks"] = info.peaks.source
+    return fields | ({"simulated": True} if info.is_simulated else {})
 
 
 async def _publish(publisher: Publisher) -> None:

@@ -10,7 +10,19 @@ import numpy.typing as npt
 
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import Bucket, Scores, StepPlan
+from ostrya.engine.types import Peaks, StepLimit
 from ostrya.engine.world import World
+
+
+class Limit(Protocol):
+    """How far from the hardware's limit a model's steps are."""
+
+    @property
+    def peaks(self) -> Peaks:
+        """What the limit is made of."""
+
+    def limit(self, plan: StepPlan) -> StepLimit:
+        """The least time that the step could take; in microseconds, because it is asked of every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +34,12 @@ class LoadedModel:
     load_s: float
     weights: str
     """How its matrices are kept, and why, for people."""
+    limit: Limit | None = None
+    """None: not known."""
+    num_pages: int | None = None
+    """KV pages that the device has room for; None: as many as the configuration says."""
+    is_simulated: bool = False
+    """Nothing is computed: the runner waits as long as a step would take."""
 
 
 class StepHandle(Protocol):

@@ -22,6 +22,7 @@ import torch
 
 from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.collectives import Gloo
+from ostrya.engine.backends.cpu_limit import CpuLimit
 from ostrya.engine.backends.cpu_ops import CpuOps, MixerTables
 from ostrya.engine.backends.cpu_weights import CpuBuilder
 from ostrya.engine.backends.host_sampling import choose
@@ -57,6 +58,9 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
     started = time.perf_counter()
     try:
         runner = device.submit(_inference, lambda: CpuRunner(config, device, world)).result()
+        load_s = time.perf_counter() - started
+        # Before the trim, which gives back what the measurement takes.
+        limit = device.submit(_inference, runner.measure_limit).result()
         _glibc("malloc_trim", 0)
     except BaseException:
         device.shutdown()
@@ -64,8 +68,9 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
     return runner, LoadedModel(
         context_tokens=runner.context_tokens,
         vocab_size=runner.vocab_size,
-        load_s=time.perf_counter() - started,
+        load_s=load_s,
         weights=runner.weights,
+        limit=limit,
     )
 
 
@@ -79,6 +84,7 @@ class CpuRunner:
         self.vocab_size = source.spec.vocab_size
         sharding = Sharding(source.spec, mesh := Mesh.of(world.size, num_groups=config.expert_parallel))
         self.spec = sharding.local
+        self._whole_spec, self._num_processes = source.spec, world.size
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         self._page_size = config.page_size
         self._collectives = Gloo(world) if world.size > 1 else None
@@ -114,6 +120,11 @@ class CpuRunner:
     @property
     def num_late_shapes(self) -> int:
         return self._num_late_shapes
+
+    def measure_limit(self) -> CpuLimit:
+        """Of all processes together, as this one finds them. On the device thread."""
+        spec = self._whole_spec.model_spec("cpu")
+        return CpuLimit.measured(spec, self._kept, dtype=self._dtype, num_processes=self._num_processes)
 
     def warm_up(self, buckets: Sequence[Bucket]) -> None:
         """Runs one decode and one prefill step over scratch page 0, so that no request pays for what torch sets up

@@ -11,7 +11,7 @@ Shapes: T tokens, O outputs, I inputs, G groups of a row.
 import torch
 
 from ostrya.engine.models.ops import Linear
-from ostrya.engine.models.quantized import GROUP, Quantized
+from ostrya.engine.models.quantized import GROUP, Bits, Quantized
 
 _PACKED_ROWS = 4096
 """Packed at once, because packing takes an int32 for every value. A multiple of the kernel's blocks of rows."""
@@ -21,6 +21,11 @@ def fits_kernel(shape: tuple[int, int]) -> bool:
     """Whether a matrix [O, I] can be multiplied here."""
     num_outputs, num_inputs = shape
     return num_outputs % 16 == 0 and num_inputs % GROUP == 0
+
+
+def packed_bits(bits: Bits) -> float:
+    """Memory that a value of a matrix at `bits` takes here, its share of scale and offset in bfloat16 included."""
+    return (4 + 2 * 16 / GROUP) * (bits // 4)
 
 
 def make_quantized_linear(matrix: Quantized, bias_O: torch.Tensor | None = None) -> Linear:
