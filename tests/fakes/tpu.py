@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from ostrya.engine.backends import torchtpu, torchtpu_runner
+from ostrya.engine.backends import torchtpu, torchtpu_attention
 from ostrya.engine.backends import torchtpu_bridge as bridge
 from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.torchtpu_machine import this_machine
@@ -117,7 +117,7 @@ def write_and_attend(
 
 def load_runner_with_kernel(config: EngineConfig, world: World = ALONE) -> tuple[StrictRunner, LoadedModel]:
     """Its devices attend by a kernel."""
-    torchtpu_runner.kernel_for = lambda *_: bridge.jax_op("ostrya::write_and_attend", write_and_attend, donated=[0])
+    torchtpu_attention.kernel_for = lambda *_: bridge.jax_op("ostrya::write_and_attend", write_and_attend, donated=[0])
     return load_runner(config, world)
 
 

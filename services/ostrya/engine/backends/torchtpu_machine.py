@@ -6,6 +6,7 @@ is asked here first. Called by torchtpu.py in the engine's own process. Facts of
 
 import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
@@ -134,6 +135,16 @@ def environment(
         **rendezvous,
         **{name: (given or {}).get(name, value) for name, value in slice_wide.items()},
     }
+
+
+def cache_problem(directory: str) -> str | None:
+    """Why compiled programs cannot stay there; None when they can. Makes the directory."""
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        return f"compile_cache {directory} cannot be written ({error.strerror}); programs are compiled at every start"
+    return None
 
 
 def _tpu_id(device: Path) -> tuple[str, str] | None:

@@ -16,13 +16,13 @@ from typing import TypeVar
 
 import torch
 
+from ostrya.engine.backends import torchtpu_attention
 from ostrya.engine.backends import torchtpu_bridge as bridge
 from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.exchange import ProcessExchange
 from ostrya.engine.backends.host_sampling import SCORED_AT_ONCE, choose, is_greedy
 from ostrya.engine.backends.static_ops import StaticBuilder, kv_shape
 from ostrya.engine.backends.step_inputs import packed
-from ostrya.engine.backends.torchtpu_attention import kernel_for
 from ostrya.engine.backends.torchtpu_programs import Kv, Programs, Shards, sizes_of, step_arguments
 from ostrya.engine.buckets import ladder
 from ostrya.engine.config import EngineConfig
@@ -94,15 +94,14 @@ class TorchTpuRunner:
             shards=shards,
             page_size=config.page_size,
             num_last=shapes.rows[-1],
-            kernel=kernel_for(sharding.local, self._on),
+            kernel=torchtpu_attention.kernel_for(sharding.local, self._on),
         )
+        num_slots = config.num_pages * config.page_size
         self._kv: Kv = tuple(
-            torch.zeros(kv_shape(sharding.local, i, num_slots=config.num_pages * config.page_size), dtype=dtype).to(
-                self._on
-            )
+            torch.zeros(kv_shape(sharding.local, i, num_slots=num_slots), dtype=dtype, device=self._on)
             for i in range(len(sharding.local.layers))
         )
-        self._last_tokens_L = torch.zeros(self._programs.num_last, dtype=torch.int32).to(self._on)
+        self._last_tokens_L = torch.zeros(self._programs.num_last, dtype=torch.int32, device=self._on)
         self._run, self._whole, self._logits_at = self._programs.step, self._programs.whole, self._programs.logits_at
         self._device = device
         self._fetching = ThreadPoolExecutor(1, "fetch")

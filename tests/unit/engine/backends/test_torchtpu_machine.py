@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ostrya.engine.backends.torchtpu_machine import Machine, environment, hosts_of, problem, this_machine
+from ostrya.engine.backends.torchtpu_machine import (
+    Machine,
+    cache_problem,
+    environment,
+    hosts_of,
+    problem,
+    this_machine,
+)
 from ostrya.engine.world import World
 
 HOST = ["localhost"]
@@ -137,3 +144,12 @@ def test_what_is_set_for_the_slice_stays_and_the_caches_follow_the_settings() ->
     plain = environment(World(), hosts=HOST, topology="1,1,1")
     assert "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT" not in plain
     assert "MASTER_ADDR" not in plain
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_is_no_reason_to_stop(tmp_path: Path) -> None:
+    assert cache_problem(str(tmp_path / "new" / "cache")) is None
+    (tmp_path / "file").touch()
+    found = cache_problem(str(tmp_path / "file"))
+    assert (
+        found == f"compile_cache {tmp_path}/file cannot be written (File exists); programs are compiled at every start"
+    )
