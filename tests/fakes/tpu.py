@@ -123,6 +123,6 @@ def load_runner_with_kernel(config: EngineConfig, world: World = ALONE) -> tuple
 
 def load_runner(config: EngineConfig, world: World = ALONE) -> tuple[StrictRunner, LoadedModel]:
     """On a machine with four devices."""
-    machine = replace(this_machine(), num_devices=4, topologies={1: "1,1,1", 2: "1,2,1", 4: "2,2,1"})
+    machine = replace(this_machine(), num_devices=4, generation="v6e", topologies={1: "1,1,1", 2: "1,2,1", 4: "2,2,1"})
     runner, model = torchtpu.load_runner(config, world, machine=machine)
     return StrictRunner(runner), model

@@ -15,6 +15,7 @@ from ostrya.engine.backends.torchtpu_machine import (
     environment,
     hosts_of,
     problem,
+    slice_of,
     this_machine,
 )
 from ostrya.engine.config import EngineConfig
@@ -44,4 +45,4 @@ def load_runner(
     os.environ.update(environment(world, hosts=hosts, topology=topology, compile_cache=compile_cache, given=os.environ))
     from ostrya.engine.backends.torchtpu_runner import load
 
-    return load(config, world)
+    return load(config, world, where=slice_of(machine, world.size))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
+from ostrya.capacity.chips import SLICES, Slice
 from ostrya.engine.world import World
 
 _TORCH_RANGE = (2, 11), (2, 15)
@@ -20,14 +21,15 @@ _V4: Mapping[int, str] = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}
 _V5E: Mapping[int, str] = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}
 # Its two cores are two devices.
 _V7: Mapping[int, str] = {2: "1,1,1,2", 4: "1,2,1,2", 8: "2,2,1,2"}
-_TOPOLOGIES: Mapping[str, Mapping[int, str]] = {
-    "0x005e": _V4,
-    "0x0062": _V4,  # v5p
-    "0x0063": _V5E,
-    "0x006f": _V5E,  # v6e
-    "0x0076": _V7,
+_CHIPS: Mapping[str, tuple[str, Mapping[int, str]]] = {
+    "0x005e": ("v4", _V4),
+    "0x0062": ("v5p", _V4),
+    "0x0063": ("v5e", _V5E),
+    "0x006f": ("v6e", _V5E),
+    "0x0076": ("tpu7x", _V7),
 }
-"""By PCI device id: how that many devices of one host lie. Other devices of Google's are no TPUs (its network card)."""
+"""By PCI device id: its generation, and how that many devices of one host lie. Other devices of Google's are no TPUs
+(its network card)."""
 _BASE_PORT = 8070
 _TIER_2_NAME = "ostrya"
 """Of the cache in /dev/shm that the processes of one host share."""
@@ -42,6 +44,8 @@ class Machine:
     torch_tpu: str | None
     """Its version; None = not installed."""
     has_libtpu: bool
+    generation: str
+    """Of its TPUs, as capacity names them; empty without any."""
     topologies: Mapping[int, str]
     """How its devices may be used together: number -> shape."""
     num_devices: int
@@ -51,11 +55,13 @@ def this_machine(*, sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Machi
     """Looks at metadata and files; loads nothing."""
     ids = [name for name in map(_tpu_id, sorted((sys / "bus/pci/devices").glob("*"))) if name is not None]
     found = [device_id for device_id, group in ids if (dev / "vfio" / group).exists()]
+    generation, topologies = _CHIPS[found[0]] if found else ("", {})
     return Machine(
         torch=metadata.version("torch"),
         torch_tpu=_version("torch-tpu"),
         has_libtpu=_has_libtpu(),
-        topologies=_TOPOLOGIES[found[0]] if found else {},
+        generation=generation,
+        topologies=topologies,
         num_devices=len(found),
     )
 
@@ -137,6 +143,14 @@ def environment(
     }
 
 
+def slice_of(machine: Machine, num_devices: int) -> Slice | None:
+    """What those devices are to capacity; None where it knows no such slice."""
+    return next(
+        (one for one in SLICES if one.chip.name == machine.generation and one.num_devices == num_devices),
+        None,
+    )
+
+
 def cache_problem(directory: str) -> str | None:
     """Why compiled programs cannot stay there; None when they can. Makes the directory."""
     try:
@@ -151,7 +165,7 @@ def _tpu_id(device: Path) -> tuple[str, str] | None:
     """PCI id and IOMMU group of a TPU; None for anything else."""
     try:
         vendor, device_id = ((device / name).read_text().strip() for name in ("vendor", "device"))
-        if vendor != _GOOGLE_VENDOR or device_id not in _TOPOLOGIES:
+        if vendor != _GOOGLE_VENDOR or device_id not in _CHIPS:
             return None
         return device_id, (device / "iommu_group").readlink().name
     except OSError:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import torch
 
+from ostrya.capacity.chips import Slice
 from ostrya.engine.backends import torchtpu_attention
 from ostrya.engine.backends import torchtpu_bridge as bridge
 from ostrya.engine.backends.base import LoadedModel
@@ -28,8 +29,10 @@ from ostrya.engine.buckets import ladder
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
+from ostrya.engine.models.spec import DecoderSpec
 from ostrya.engine.models.weights import read_weights
 from ostrya.engine.plan import I32, Bucket, Scores, StepPlan, fed_forward
+from ostrya.engine.step_model import StepModel
 from ostrya.engine.world import World
 
 T = TypeVar("T")
@@ -38,9 +41,9 @@ _Launched = tuple[torch.Tensor, Scores | None]
 _Fetched = tuple[I32, Scores | None]
 
 
-def load(config: EngineConfig, world: World) -> tuple["TorchTpuRunner", LoadedModel]:
+def load(config: EngineConfig, world: World, *, where: Slice | None) -> tuple["TorchTpuRunner", LoadedModel]:
     """Loads torch_tpu, waits for the other processes, reads the shard's weights. ModelLoadError and ConfigError as
-    backends/cpu.py says."""
+    backends/cpu.py says. `where`: all processes' devices, if their limits are known."""
     started = time.perf_counter()
     device = ThreadPoolExecutor(1, "device")
     try:
@@ -53,7 +56,13 @@ def load(config: EngineConfig, world: World) -> tuple["TorchTpuRunner", LoadedMo
         vocab_size=runner.vocab_size,
         load_s=time.perf_counter() - started,
         weights=f"dense {config.dtype}, a shard of {world.size}" if world.size > 1 else f"dense {config.dtype}",
+        limit=None if where is None else limit_of(runner.whole_spec, config, where),
     )
+
+
+def limit_of(spec: DecoderSpec, config: EngineConfig, where: Slice) -> StepModel | None:
+    """How fast the hardware could do a step; None for float32, which capacity does not count."""
+    return StepModel(spec.model_spec(config.model_name), where) if config.dtype == "bfloat16" else None
 
 
 class TorchTpuRunner:
@@ -63,7 +72,7 @@ class TorchTpuRunner:
         """On the device thread."""
         source = open_source(Path(config.model_path))
         self.context_tokens = config.context_within(source.spec.context_tokens)
-        self.vocab_size = source.spec.vocab_size
+        self.whole_spec, self.vocab_size = source.spec, source.spec.vocab_size
         sharding = Sharding(source.spec, mesh := Mesh.of(world.size, num_groups=config.expert_parallel))
         # Nothing above needs a device: what cannot work is said before one is taken.
         self._on = bridge.load()

@@ -12,6 +12,7 @@ from ostrya.engine.backends.torchtpu_machine import (
     environment,
     hosts_of,
     problem,
+    slice_of,
     this_machine,
 )
 from ostrya.engine.world import World
@@ -21,6 +22,7 @@ V6E = Machine(
     torch="2.13.0+cpu",
     torch_tpu="0.2.0",
     has_libtpu=True,
+    generation="v6e",
     topologies={1: "1,1,1", 4: "2,2,1", 8: "2,4,1"},
     num_devices=4,
 )
@@ -88,9 +90,14 @@ def test_devices_are_tpus_that_vfio_gives_away(tmp_path: Path) -> None:
     for group in ("0", "1"):
         (tmp_path / "dev/vfio" / group).touch()
     found = this_machine(sys=tmp_path / "sys", dev=tmp_path / "dev")
-    assert (found.num_devices, found.topologies[4]) == (2, "2,2,1")
+    assert (found.num_devices, found.generation, found.topologies[4]) == (2, "v6e", "2,2,1")
     assert this_machine(sys=tmp_path, dev=tmp_path).num_devices == 0
     assert found.torch_tpu is None
+
+
+def test_devices_are_a_slice_whose_limits_are_published() -> None:
+    found = [slice_of(V6E, 4), slice_of(replace(V6E, generation="tpu7x"), 8), slice_of(V6E, 3), slice_of(V6E, 0)]
+    assert [one and one.name for one in found] == ["v6e-4", "tpu7x-4", None, None]
 
 
 def test_libtpu_may_be_named_by_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
