@@ -25,7 +25,7 @@ from ostrya.engine.backends.host_sampling import SCORED_AT_ONCE, choose, is_gree
 from ostrya.engine.backends.static_ops import StaticBuilder, kv_shape
 from ostrya.engine.backends.step_inputs import packed
 from ostrya.engine.backends.torchtpu_programs import Kv, Programs, Shards, sizes_of, step_arguments
-from ostrya.engine.buckets import ladder
+from ostrya.engine.buckets import Growth, ladder
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
@@ -67,6 +67,9 @@ def limit_of(spec: DecoderSpec, config: EngineConfig, where: Slice) -> StepModel
 
 class TorchTpuRunner:
     """A Runner."""
+
+    growth = Growth()
+    num_cached_shapes = 0
 
     def __init__(self, config: EngineConfig, device: ThreadPoolExecutor, world: World) -> None:
         """On the device thread."""
