@@ -61,7 +61,7 @@ class StrictRunner:
 
     def __init__(self, runner: TorchTpuRunner) -> None:
         self._runner = runner
-        self.vocab_size = runner.vocab_size
+        self.vocab_size, self.growth, self.num_cached_shapes = runner.vocab_size, runner.growth, 0
 
     @property
     def num_shapes(self) -> int:

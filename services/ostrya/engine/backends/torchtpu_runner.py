@@ -23,8 +23,7 @@ from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.exchange import ProcessExchange
 from ostrya.engine.backends.host_sampling import SCORED_AT_ONCE, choose, is_greedy
 from ostrya.engine.backends.static_ops import StaticBuilder, kv_shape
-from ostrya.engine.backends.step_inputs import packed
-from ostrya.engine.backends.torchtpu_programs import Kv, Programs, Shards, sizes_of, step_arguments
+from ostrya.engine.backends.torchtpu_programs import Kv, Programs, Shards, sizes_of
 from ostrya.engine.buckets import Growth, ladder
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.models.sharding import Mesh, Sharding
@@ -68,8 +67,8 @@ def limit_of(spec: DecoderSpec, config: EngineConfig, where: Slice) -> StepModel
 class TorchTpuRunner:
     """A Runner."""
 
-    growth = Growth()
     num_cached_shapes = 0
+    """torch_tpu does not tell the caches of a machine from its own."""
 
     def __init__(self, config: EngineConfig, device: ThreadPoolExecutor, world: World) -> None:
         """On the device thread."""
@@ -108,6 +107,8 @@ class TorchTpuRunner:
             num_last=shapes.rows[-1],
             kernel=torchtpu_attention.kernel_for(sharding.local, self._on),
         )
+        # The kernel reads no more pages than a row has.
+        self.growth = Growth() if self._programs.kernel is None else Growth(pages=None)
         num_slots = config.num_pages * config.page_size
         self._kv: Kv = tuple(
             torch.zeros(kv_shape(sharding.local, i, num_slots=num_slots), dtype=dtype, device=self._on)
@@ -157,7 +158,7 @@ class TorchTpuRunner:
         logits_Rv = [torch.zeros(num_rows, programs.spec.vocab_size).to(self._on) for num_rows in rows]
         index_N = torch.zeros(SCORED_AT_ONCE, dtype=torch.int32).to(self._on)
         x_TD = [torch.zeros(num_tokens, programs.spec.hidden).to(self._on) for num_tokens in tokens]
-        steps = [step_arguments(bucket, last_tokens_L, self._kv) for bucket in buckets]
+        steps = [programs.step_arguments(bucket, last_tokens_L, self._kv) for bucket in buckets]
         self._run = bridge.compiled(programs.step, steps)
         self._logits_at = bridge.compiled(programs.logits_at, [(x, index_N) for x in x_TD])
         if self._world.size > 1:
@@ -171,7 +172,7 @@ class TorchTpuRunner:
         self._num_builds = bridge.num_builds()
 
     def _step(self, plan: StepPlan, *, is_late: bool) -> _Launched:
-        values = torch.from_numpy(packed(plan)).to(self._on)
+        values = torch.from_numpy(self._programs.layout(plan.bucket).packed(plan)).to(self._on)
         last_tokens_L = self._last_tokens_L
         self._last_tokens_L, logits_Rv, x_TD, self._kv = self._run(values, last_tokens_L, self._kv, plan.bucket)
         scores = None
