@@ -15,6 +15,7 @@ from ostrya.engine.backends.torchtpu_machine import (
     environment,
     hosts_of,
     problem,
+    shape_of,
     slice_of,
     this_machine,
 )
@@ -41,8 +42,12 @@ def load_runner(
     if compile_cache and (reason := cache_problem(compile_cache)):
         log.warning(reason)
         compile_cache = ""
-    topology = config.slice_topology or machine.topologies[world.size // world.num_hosts]
-    os.environ.update(environment(world, hosts=hosts, topology=topology, compile_cache=compile_cache, given=os.environ))
+    if (here := world.size // world.num_hosts) < machine.num_devices:
+        log.warning(
+            "%d of this host's %d TPU devices are used; tensor_parallel says how many", here, machine.num_devices
+        )
+    shape = shape_of(machine, world, config.slice_topology)
+    os.environ.update(environment(world, hosts=hosts, shape=shape, compile_cache=compile_cache, given=os.environ))
     from ostrya.engine.backends.torchtpu_runner import load
 
     return load(config, world, where=slice_of(machine, world.size))

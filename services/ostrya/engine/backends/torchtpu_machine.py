@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
-from ostrya.capacity.chips import SLICES, Slice
+from ostrya.capacity.chips import CHIPS, SLICES, Slice
 from ostrya.engine.world import World
 
 _TORCH_RANGE = (2, 11), (2, 15)
@@ -98,6 +98,19 @@ def problem(machine: Machine, world: World, *, hosts: Sequence[str], topology: s
     return None
 
 
+def shape_of(machine: Machine, world: World, topology: str) -> str:
+    """How the slice's devices lie, as torch_tpu has it: in three dimensions, and in a fourth where a chip has several.
+    `topology` as Kubernetes has it; empty = as many devices of this host as the world needs."""
+    if not topology:
+        return machine.topologies[world.size // world.num_hosts]
+    sides = topology.split("x")
+    devices = CHIPS[machine.generation].devices_per_chip if machine.generation in CHIPS else 1
+    sides += ["1"] * (3 - len(sides))
+    if devices > 1 and len(sides) == 3:
+        sides.append(str(devices))
+    return ",".join(sides)
+
+
 def hosts_of(world: World, environ: Mapping[str, str]) -> list[str]:
     """The slice's hosts in order, as GKE and LeaderWorkerSet name them."""
     if world.num_hosts == 1:
@@ -109,7 +122,7 @@ def environment(
     world: World,
     *,
     hosts: Sequence[str],
-    topology: str,
+    shape: str,
     compile_cache: str = "",
     given: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
@@ -120,7 +133,7 @@ def environment(
     first_port = int((given or {}).get("TORCH_TPU_BASE_PORT", _BASE_PORT))
     slice_wide = {
         "TORCH_TPU_SLICEBUILDER_ADDRESSES": ",".join(f"{name}:{first_port + i}" for name in hosts for i in range(here)),
-        "TORCH_TPU_TOPOLOGY": topology.replace("x", ","),
+        "TORCH_TPU_TOPOLOGY": shape,
     }
     ranks = {
         "RANK": str(world.rank),

@@ -12,6 +12,7 @@ from ostrya.engine.backends.torchtpu_machine import (
     environment,
     hosts_of,
     problem,
+    shape_of,
     slice_of,
     this_machine,
 )
@@ -107,9 +108,24 @@ def test_libtpu_may_be_named_by_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert this_machine(sys=tmp_path, dev=tmp_path).has_libtpu
 
 
+@pytest.mark.parametrize(
+    ("generation", "topology", "shape"),
+    [
+        ("v6e", "2x4", "2,4,1"),
+        ("v5p", "2x2x4", "2,2,4"),
+        ("tpu7x", "2x2x1", "2,2,1,2"),
+        ("tpu7x", "2x2x1x1", "2,2,1,1"),
+        ("v4", "2x2x2", "2,2,2"),
+        ("v6e", "", "2,2,1"),
+    ],
+)
+def test_a_slice_has_the_shape_that_torch_tpu_reads(generation: str, topology: str, shape: str) -> None:
+    assert shape_of(replace(V6E, generation=generation), World(size=4), topology) == shape
+
+
 def test_each_rank_of_one_host_is_told_the_same_slice() -> None:
     found = [
-        environment(World(rank=rank, size=4, rendezvous="127.0.0.1:555"), hosts=HOST, topology="2,2,1")
+        environment(World(rank=rank, size=4, rendezvous="127.0.0.1:555"), hosts=HOST, shape="2,2,1")
         for rank in range(4)
     ]
     assert {one["TORCH_TPU_SLICEBUILDER_ADDRESSES"] for one in found} == {
@@ -129,7 +145,7 @@ def test_ranks_of_several_hosts_count_through() -> None:
     found = environment(
         world,
         hosts=hosts,
-        topology="2x2x2",
+        shape="2,2,2",
         given={"TORCH_TPU_BASE_PORT": "700"},
     )
     assert found["TORCH_TPU_SLICEBUILDER_ADDRESSES"] == "a:700,a:701,a:702,a:703,b:700,b:701,b:702,b:703"
@@ -141,14 +157,14 @@ def test_ranks_of_several_hosts_count_through() -> None:
 
 def test_what_is_set_for_the_slice_stays_and_the_caches_follow_the_settings() -> None:
     given = {"TORCH_TPU_TOPOLOGY": "1,1,1,2", "TORCH_TPU_SLICEBUILDER_ADDRESSES": "h:1", "RANK": "7"}
-    found = environment(World(), hosts=HOST, topology="1,1,1", compile_cache="/cache", given=given)
+    found = environment(World(), hosts=HOST, shape="1,1,1", compile_cache="/cache", given=given)
     assert (found["TORCH_TPU_TOPOLOGY"], found["TORCH_TPU_SLICEBUILDER_ADDRESSES"]) == ("1,1,1,2", "h:1")
     # Whose rank this is, we know ourselves.
     assert found["RANK"] == "0"
     assert found["TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"] == "/cache"
     assert found["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
     assert found["TORCH_TPU_INTERNAL_MATERIALIZE_COLLECTIVE_TENSORS"] == "false"
-    plain = environment(World(), hosts=HOST, topology="1,1,1")
+    plain = environment(World(), hosts=HOST, shape="1,1,1")
     assert "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT" not in plain
     assert "MASTER_ADDR" not in plain
 
