@@ -53,6 +53,8 @@ spec:
           (dict "metrics-port" 9401)
           (dict "backend" $pool.backend)
           (dict "slice" $pool.simulate.slice)
+          (dict "slice-topology" (eq $pool.backend "torchtpu" | ternary $pool.slice.topology ""))
+          (dict "compile-cache" (eq $pool.backend "torchtpu" | ternary "/var/cache/ostrya/torchtpu" ""))
           (dict "tensor-parallel" $pool.tensorParallel)
           (dict "dtype" $pool.engine.dtype)
           (dict "weights" $pool.engine.weights)
