@@ -54,6 +54,7 @@ spec:
           (dict "backend" $pool.backend)
           (dict "slice" $pool.simulate.slice)
           (dict "tensor-parallel" $pool.tensorParallel)
+          (dict "slice-topology" (eq $pool.backend "torchtpu" | ternary $pool.slice.topology ""))
           (dict "dtype" $pool.engine.dtype)
           (dict "weights" $pool.engine.weights)
           (dict "page-size" $pool.engine.pageSize)
