@@ -36,6 +36,7 @@ def test_a_thousand_steps_keep_one_pool_in_one_place(num_devices: int) -> None:
     # A step that did not free one copy of one layer would take a thousand times that.
     assert grown_mb < kv_mb / 2
     assert found["more_tensors"] == 0
+    assert found["num_copies"] == 1, "what was traced with is gone"
     assert not found["moved"]
     # The bucket, the head, and nothing for a step.
     assert found["num_compiled"] == 2
