@@ -30,6 +30,8 @@ from tests.unit.engine.backends.test_block_attention import CASES, case
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "numerics" / "golden_smollm2.json"
 NUM_REAL, NUM_REAL_NEW = 4, 32
+CHOSEN = ("qwen2", "qwen3", "mixtral", "qwen3-moe", "gemma3-large")
+"""Biases, norms of queries and keys, experts, windows and norms behind; few, because each takes a minute."""
 Json = dict[str, object]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -62,18 +64,22 @@ def run(
 
 
 def families(num_devices: str) -> Json:
-    """Each tiny family, greedy, and one with every kind of row: where its answers differ from the CPU backend's."""
+    """Tiny families, greedy, and one with every kind of row: where their answers differ from the CPU backend's."""
     found: Json = {}
-    for name, family in FAMILIES.items():
-        config = _config(family, num_devices, max_step_tokens=16)
-        reference, model = cpu.load_runner(msgspec.structs.replace(config, backend="cpu", tensor_parallel=1))
+    cases: list[tuple[str, dict[str, object]]] = [(name, {}) for name in CHOSEN]
+    if num_devices == "4":
+        cases.append(("qwen3-moe", {"expert_parallel": 2, "expert_exchange_tokens": 16}))
+    for name, changes in cases:
+        config = _config(FAMILIES[name], num_devices, max_step_tokens=16, **changes)
+        alone = {"backend": "cpu", "tensor_parallel": 1, "expert_parallel": 1}
+        reference, model = cpu.load_runner(msgspec.structs.replace(config, **alone))
         device, _ = xla.load_runner(config)
         for sampled in (False, True) if name == "qwen3" else (False,):
             (expected, expected_scores), (tokens, scores) = (
                 workload.answers(runner, config, vocab_size=model.vocab_size, sampled=sampled)
                 for runner in (reference, device)
             )
-            found[f"{name}{' sampled' * sampled}"] = {
+            found[f"{name}{' sampled' * sampled}{' exchanged' * bool(changes)}"] = {
                 "differences": workload.differences(tokens, expected),
                 "score_error": _largest_error(scores, expected_scores),
                 "num_late": device.num_late_shapes,
