@@ -61,8 +61,11 @@ class Layout:
 
     def unpacked(self, packed: torch.Tensor) -> list[torch.Tensor]:
         """Slices: torch_xla's index_select dies of a part that `split` has made."""
-        ends = np.cumsum(self.sizes).tolist()
-        return [packed[end - size : end] for size, end in zip(self.sizes, ends, strict=True)]
+        parts, first = [], 0
+        for size in self.sizes:
+            parts.append(packed[first : first + size])
+            first += size
+        return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
