@@ -9,7 +9,7 @@ from tests.xla import child
 @pytest.mark.parametrize("num_devices", [1, 4])
 def test_families_give_the_tokens_of_the_cpu_backend(num_devices: int) -> None:
     found = child.run("families", num_devices, num_devices=num_devices, env={"OSTRYA_REFUSE_LATE_SHAPES": "1"})
-    assert len(found) == len(child.CHOSEN) + (1 if num_devices == 1 else 2)
+    assert len(found) == len(child.CHOSEN) + 1
     for name, one in found.items():
         assert isinstance(one, dict)
         assert (name, one["differences"], one["num_late"]) == (name, [], 0)
