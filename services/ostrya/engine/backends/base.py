@@ -19,6 +19,8 @@ class LoadedModel:
     load_s: float
     weights: str
     """How its matrices are kept, and why, for people."""
+    load_bytes: int = 0
+    """Read from the checkpoint by this process; 0 = not known."""
 
 
 class StepHandle(Protocol):

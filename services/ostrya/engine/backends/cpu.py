@@ -71,6 +71,7 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
         vocab_size=runner.vocab_size,
         load_s=time.perf_counter() - started,
         weights=runner.weights,
+        load_bytes=runner.load_bytes,
     )
 
 
@@ -89,6 +90,7 @@ class CpuRunner:
         self._collectives = Gloo(world) if world.size > 1 else None
         builder = CpuBuilder(self._dtype, config.weights, self._collectives)
         self._weights = read_weights(source, builder, sharding)
+        self.load_bytes = source.num_bytes_read
         self._kept = builder.choose(config.max_running)
         self._tables = MixerTables(self.spec, num_positions=self.context_tokens)
         sizes = [layer.mixer.sizes for layer in self.spec.layers]
