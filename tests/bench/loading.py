@@ -1,5 +1,5 @@
 """What a process of a sharded model holds, reads and waits for while it loads: a synthetic checkpoint of some GB over
-several processes of backend cpu. Run by `make bench-loading`; a small one is a test (tests/unit/engine/test_shards_in_memory.py).
+several processes of backend cpu. Run by `make bench-loading`; tests/integration/test_loading.py runs a small one.
 
 Peak memory is a process's own high-water mark above what it had before (VmHWM), so torch itself does not count. Read
 bytes include what lies between two wanted parts of a row, when that is read too (engine/models/reading.py).
@@ -66,7 +66,7 @@ def write(directory: Path, sizes: Sizes) -> Path:
     """The checkpoint: values repeat, and nothing is held in memory."""
     names = list(sizes.shapes())
     each = -(-len(names) // sizes.num_files)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(sizes.num_files):
         file = directory / f"model-{number + 1:05}-of-{sizes.num_files:05}.safetensors"
         mine = names[number * each : (number + 1) * each]

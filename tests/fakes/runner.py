@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import Bucket, Processors, Scores, Scoring, StepPlan, fed_forward
+from ostrya.engine.types import Memory
 from ostrya.errors import ModelLoadError
 
 VOCAB_SIZE = 1000
@@ -187,6 +188,8 @@ class FakeModel:
     vocab_size: int = VOCAB_SIZE
     load_s: float = 0.25
     weights: str = "none"
+    load_bytes: int = 0
+    memory: Memory | None = None
 
 
 def load_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:

@@ -6,6 +6,7 @@ runs. It lives as long as its socket.
 """
 
 import importlib
+import logging
 import os
 import queue
 import signal
@@ -13,21 +14,36 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Never
+
+import msgspec
 
 from ostrya.engine import wire
 from ostrya.engine.backends.base import LoadedModel, Runner, StepHandle
 from ostrya.engine.compiling import Compiled, Compiling
-from ostrya.engine.config import EngineConfig
+from ostrya.engine.config import AUTO_PAGES, EngineConfig
 from ostrya.engine.engine import Engine
 from ostrya.engine.grammar import FIELD, Grammars, Matcher
 from ostrya.engine.types import EngineInfo, EngineRequest, RequestId, StepReport
 from ostrya.errors import InvalidRequest, ModelLoadError, OstryaError
 
 RunnerFactory = Callable[[EngineConfig], tuple[Runner, LoadedModel]]
+
+
+class _Forwarding(logging.Handler):
+    """What this process logs, the parent does."""
+
+    def __init__(self, send: Callable[[wire.ToParent], None]) -> None:
+        super().__init__()
+        self._said = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields: dict[str, str | float] = getattr(record, "fields", {})
+        self._said(wire.Log(record.name, record.levelno, record.getMessage(), fields))
 
 
 class _StepDone:
@@ -140,7 +156,8 @@ def main(argv: list[str]) -> int:
     reading = (sock, mailbox, start.config, grammars)
     threading.Thread(target=_read, args=reading, name="parent-reader", daemon=True).start()
     try:
-        engine, info = _load(start)
+        with _forwarding(lambda message: sock.sendall(wire.frame(message))):
+            engine, info = _load(start)
         loop = EngineLoop(engine, sock, mailbox, grammars.result())
     except OstryaError as error:
         sock.sendall(wire.frame(wire.Fatal(" ".join(str(error).split()))))
@@ -150,6 +167,18 @@ def main(argv: list[str]) -> int:
         loop.run()
     except ConnectionError:
         return 0  # the parent is gone, and the reader thread is about to see it too
+
+
+@contextmanager
+def _forwarding(send: Callable[[wire.ToParent], None]) -> Iterator[None]:
+    """While the model is loaded: nothing else is sent then."""
+    handler, ours = _Forwarding(send), logging.getLogger("ostrya")
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
 
 
 def _load(start: wire.Start) -> tuple[Engine, EngineInfo]:
@@ -165,6 +194,10 @@ def _load(start: wire.Start) -> tuple[Engine, EngineInfo]:
             f"{config.model_path}: a turn ends with token {beyond[0]}, but the model's ids end at "
             f"{model.vocab_size - 1}; tokenizer and weights are of different models"
         )
+    if model.memory is not None:
+        config = msgspec.structs.replace(config, num_pages=model.memory.num_pages)
+    if config.num_pages == AUTO_PAGES:
+        raise ModelLoadError(f"num_pages is auto; backend {config.backend} cannot say how many fit: set num_pages")
     engine = Engine(runner, config, context_tokens=model.context_tokens, eos_token_ids=config.eos_token_ids)
     started_s = time.monotonic()
     engine.warm_up()
@@ -182,6 +215,8 @@ def _load(start: wire.Start) -> tuple[Engine, EngineInfo]:
         load_s=model.load_s,
         weights=model.weights,
         warmup_s=time.monotonic() - started_s,
+        load_bytes=model.load_bytes,
+        memory=model.memory,
     )
     return engine, info
 

@@ -7,6 +7,7 @@ another: that is worker/lasting.py.
 
 import asyncio
 import contextlib
+import logging
 import socket
 import sys
 from asyncio.subprocess import Process
@@ -269,7 +270,9 @@ def _factory(config: EngineConfig) -> str:
 
 async def _first_answer(reader: asyncio.StreamReader, process: Process) -> EngineInfo:
     try:
-        answer = await wire.read(reader)
+        while isinstance(answer := await wire.read(reader), wire.Log):
+            line = answer.message
+            logging.getLogger(answer.logger).log(answer.level, line, extra={"fields": answer.fields})
     except (EOFError, OSError) as error:
         code = await process.wait()
         raise ModelLoadError(

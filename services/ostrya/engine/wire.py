@@ -1,6 +1,7 @@
 """What a worker and its engine process say to each other: msgpack frames with a length in front, over one socket pair.
 
-The parent sends Start and Vocabulary, then Submit and Abort; the child sends Ready or Fatal, then Report and Refused.
+The parent sends Start and Vocabulary, then Submit and Abort; the child sends Log, Ready or Fatal, then Report and
+Refused.
 Closing the socket ends both.
 """
 
@@ -44,6 +45,15 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     info: EngineInfo
 
 
+class Log(msgspec.Struct, frozen=True, tag=True):
+    """A line for the parent's log; only before Ready."""
+
+    logger: str
+    level: int
+    message: str
+    fields: dict[str, str | float]
+
+
 class Fatal(msgspec.Struct, frozen=True, tag=True):
     """The model cannot be served; one line. The child exits."""
 
@@ -66,7 +76,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 ToChild = Start | Vocabulary | Submit | Abort
-ToParent = Ready | Fatal | Report | Refused
+ToParent = Ready | Log | Fatal | Report | Refused
 
 HEARTBEAT_S = 0.2
 

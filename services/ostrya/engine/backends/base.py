@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostrya.engine.plan import Bucket, Scores, StepPlan
+from ostrya.engine.types import Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class LoadedModel:
     """How its matrices are kept, and why, for people."""
     load_bytes: int = 0
     """Read from the checkpoint by this process; 0 = not known."""
+    memory: Memory | None = None
+    """With the number of KV pages that were made; None: as many as configured."""
 
 
 class StepHandle(Protocol):

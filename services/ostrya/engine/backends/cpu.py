@@ -24,10 +24,12 @@ from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.collectives import Gloo
 from ostrya.engine.backends.cpu_ops import CpuOps, MixerTables
 from ostrya.engine.backends.cpu_weights import CpuBuilder
+from ostrya.engine.backends.host_memory import available_bytes
 from ostrya.engine.backends.kernels.divided_sampling import gathered, sample_divided
 from ostrya.engine.backends.kernels.sampling import sample
 from ostrya.engine.backends.kernels.scores import joined, score
 from ostrya.engine.config import EngineConfig
+from ostrya.engine.memory import accounted, require_room, scratch_bytes
 from ostrya.engine.models.decoder import forward, logits
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
@@ -72,6 +74,7 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
         load_s=time.perf_counter() - started,
         weights=runner.weights,
         load_bytes=runner.load_bytes,
+        memory=runner.memory,
     )
 
 
@@ -83,8 +86,10 @@ class CpuRunner:
         source = open_source(Path(config.model_path))
         self.context_tokens = _context_tokens(config, source.spec.context_tokens)
         self.vocab_size = source.spec.vocab_size
-        sharding = Sharding(source.spec, Mesh(tensor=world.size))
+        sharding = Sharding(source.spec, mesh := Mesh(tensor=world.size))
         self.spec = sharding.local
+        limit_bytes = _memory_limit_bytes(config, world)
+        require_room(source.spec, config, mesh, limit_bytes=limit_bytes)
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         self._page_size = config.page_size
         self._collectives = Gloo(world) if world.size > 1 else None
@@ -93,9 +98,17 @@ class CpuRunner:
         self.load_bytes = source.num_bytes_read
         self._kept = builder.choose(config.max_running)
         self._tables = MixerTables(self.spec, num_positions=self.context_tokens)
+        self.memory = accounted(
+            self.spec,
+            config,
+            limit_bytes=limit_bytes,
+            weights_bytes=builder.num_bytes,
+            scratch_bytes=scratch_bytes(self.spec, config) + sum(table.nbytes for table in self._tables.rotary),
+            least=self._least,
+        )
         sizes = [layer.mixer.sizes for layer in self.spec.layers]
         self._kv_pages = [
-            _lazy_zeros((config.num_pages, config.page_size, 2 * size.num_kv_heads, size.head_dim), self._dtype)
+            _lazy_zeros((self.memory.num_pages, config.page_size, 2 * size.num_kv_heads, size.head_dim), self._dtype)
             for size in sizes
         ]
         self._device = device
@@ -176,6 +189,12 @@ class CpuRunner:
             parts.append(score(logprobs_NV, targets_N, num_top=num_top))
         return joined(parts)
 
+    def _least(self, num_pages: int) -> int:
+        """Of all processes."""
+        if self._collectives is None:
+            return num_pages
+        return int(self._collectives.gather(torch.tensor([num_pages])).min())
+
     def _whole(self, logits_RV: torch.Tensor) -> torch.Tensor:
         """Of the whole vocabulary."""
         return logits_RV if self._collectives is None else gathered(logits_RV, self._collectives)
@@ -219,6 +238,14 @@ def _context_tokens(config: EngineConfig, limit: int) -> int:
     if wanted is not None and not 1 <= wanted <= limit:
         raise ConfigError([f"max_context_tokens is {wanted}; the model allows 1 to {limit}"])
     return wanted or limit
+
+
+def _memory_limit_bytes(config: EngineConfig, world: World) -> int | None:
+    """Of one process, before it has loaded anything. They may all be on this machine."""
+    if config.memory_limit_bytes is not None:
+        return config.memory_limit_bytes
+    available = available_bytes()
+    return None if available is None else available // world.size
 
 
 def _scratch_plan(bucket: Bucket, num_tokens: int) -> StepPlan:

@@ -12,7 +12,7 @@ import torch
 from ostrya.engine.backends.collectives import Collectives
 from ostrya.engine.backends.cpu_ops import RmsNorm, look_up
 from ostrya.engine.backends.kernels.linear import make_linear
-from ostrya.engine.backends.kernels.quantized import fits_kernel, make_quantized_linear
+from ostrya.engine.backends.kernels.quantized import fits_kernel, make_quantized_linear, packed_bytes
 from ostrya.engine.buckets import MIN_ROWS
 from ostrya.engine.config import Weights
 from ostrya.engine.models.ops import Embedding, Linear, Matrix, Norm
@@ -38,6 +38,7 @@ class _Both:
     bits: Bits
     num_inputs: int
     dense_bytes: int
+    quantized_bytes: int
     max_rows: int = 0
     """Up to which the quantized copy is taken."""
 
@@ -74,6 +75,8 @@ class CpuBuilder:
     def __init__(self, dtype: torch.dtype, weights: Weights, collectives: Collectives | None = None) -> None:
         """Without collectives, of a model that is whole here."""
         self.dtype = dtype
+        self.num_bytes = 0
+        """Of the weights kept so far."""
         self.shard = 0 if collectives is None else collectives.rank
         self._collectives = collectives
         self._is_auto = weights == "auto" and dtype is torch.bfloat16
@@ -96,10 +99,16 @@ class CpuBuilder:
 
     def embedding(self, table: Matrix, scale: float) -> Embedding:
         quantized = table.quantized() if self._head.max_bits else None
-        rows = look_up(table.dense(), scale) if quantized is None else _look_up_quantized(quantized, scale)
+        if quantized is None:
+            table_VD = table.dense()
+            rows, num_bytes = look_up(table_VD, scale), table_VD.nbytes
+        else:
+            rows, num_bytes = _look_up_quantized(quantized, scale), quantized.nbytes
+        self.num_bytes += num_bytes
         return rows if self._collectives is None else _of_all_shards(rows, table.shape[0], self._collectives)
 
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:
+        self.num_bytes += weight.nbytes
         return RmsNorm(weight, eps)
 
     def choose(self, max_rows: int) -> Kept:
@@ -110,10 +119,13 @@ class CpuBuilder:
 
     def _kept(self, part: _Part, matrix: Matrix, bias_O: torch.Tensor | None) -> Linear:
         quantized, was_rounded = self._quantized(part, matrix)
+        quantized_bytes = 0 if quantized is None else packed_bytes(quantized)
+        self.num_bytes += quantized_bytes
         if quantized is not None and part.max_bits is not None:
             part.kinds[f"{quantized.bits} bits{' (rounded)' if was_rounded else ''}"] += 1
             return make_quantized_linear(quantized, bias_O)
         weight_OI = matrix.dense()
+        self.num_bytes += weight_OI.nbytes
         if quantized is None:
             part.kinds[self._dense_name] += 1
             return make_linear(weight_OI, bias_O)
@@ -123,6 +135,7 @@ class CpuBuilder:
             bits=quantized.bits,
             num_inputs=matrix.shape[1],
             dense_bytes=weight_OI.nbytes,
+            quantized_bytes=quantized_bytes,
         )
         part.both.append(both)
         return both
@@ -155,6 +168,7 @@ class CpuBuilder:
             both.max_rows = limit
             if not limit:
                 both.quantized = both.dense
+                self.num_bytes -= both.quantized_bytes
         bits = f"{' and '.join(sorted({str(both.bits) for both in part.both}))} bits"
         kinds.append(f"{bits} up to {limit} rows, {self._dense_name} beyond" if limit else self._dense_name)
         return (0 if part.kinds else limit), f"{', '.join(kinds)} ({bits}: {', '.join(measured)} times as fast)"

@@ -23,6 +23,11 @@ def fits_kernel(shape: tuple[int, int]) -> bool:
     return num_outputs % 16 == 0 and num_inputs % GROUP == 0
 
 
+def packed_bytes(matrix: Quantized) -> int:
+    """What make_quantized_linear keeps of it: nibbles, and a scale and an offset for each group, twice at 8 bits."""
+    return (matrix.q_OI.numel() // 2 + 2 * 2 * matrix.scale_OG.numel()) * (matrix.bits // 4)
+
+
 def make_quantized_linear(matrix: Quantized, bias_O: torch.Tensor | None = None) -> Linear:
     """x_TI -> x_TI @ weight_OI.T + bias_O in bfloat16; keeps a packed copy of the matrix."""
     scale_OG, offset_OG = matrix.scale_OG, matrix.offset_OG
