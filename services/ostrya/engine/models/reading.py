@@ -91,9 +91,11 @@ def blocks(
 ) -> Iterator[Block]:
     """Bytes [low, high) of these rows, in blocks of at most `max_bytes` and of a multiple of `unit` rows, or of one
     unit."""
+    if low == high:
+        return
     row_bytes = place.row_bytes if place.row_bytes - (high - low) <= GAP_BYTES else high - low
     step = max(unit, max_bytes // row_bytes // unit * unit)
-    for at, start, stop in rows.ranges if low < high else ():
+    for at, start, stop in rows.ranges:
         for first in range(start, stop, step):
             yield Block(place, at + first - start, first, min(first + step, stop), low, high)
 
