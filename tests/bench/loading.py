@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
+
+from ostrya.cli.ports import free_ports
+from ostrya.engine.config import AUTO_PAGES, EngineConfig
+from ostrya.engine.world import World
 
 GOAL_RATIO, CONSTANT_BYTES = 1.3, 200 << 20
 """The constant: 16 blocks of 8 MiB, and what gloo and oneDNN set aside at their first use."""
@@ -104,34 +108,52 @@ def _write_file(file: Path, shapes: Mapping[str, Sequence[int]]) -> None:
             out.write(raw[:left])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What one process says of itself."""
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process is to do."""
+
+    path: str
+    rank: int
+    num_processes: int
+    rendezvous: str
+    limit_bytes: int
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """What it says of itself."""
 
     shard_bytes: int
     """Its part of the checkpoint."""
     read_bytes: int
     peak_bytes: int
     load_s: float
+    num_pages: int
+    page_bytes: int
 
     @property
     def fits(self) -> bool:
         return self.peak_bytes <= GOAL_RATIO * self.shard_bytes + CONSTANT_BYTES
 
 
-def load(directory: Path, num_processes: int, *, timeout_s: float = 600.0) -> list[Loaded]:
-    """Loads it in so many processes at once."""
+def load(directory: Path, num_processes: int, *, limits: Sequence[int] = (), timeout_s: float = 600.0) -> list[Loaded]:
+    """Loads it in so many processes at once. With memory limits, as many KV pages as fit, else two."""
     for file in directory.glob("*.safetensors"):
         _forget(file)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
-    base = (sys.executable, "-m", "tests.bench.loading", "--model", str(directory), "--rendezvous", rendezvous)
-    children = [
-        subprocess.Popen((*base, "--rank", str(rank), "--processes", str(num_processes)), stdout=subprocess.PIPE)
+    with free_ports() as take:
+        rendezvous = f"127.0.0.1:{take(0)}"
+    jobs = [
+        Job(
+            path=str(directory),
+            rank=rank,
+            num_processes=num_processes,
+            rendezvous=rendezvous,
+            limit_bytes=limits[rank] if limits else 0,
+        )
         for rank in range(num_processes)
     ]
+    base = (sys.executable, "-m", "tests.bench.loading", "--job")
+    children = [subprocess.Popen((*base, msgspec.json.encode(job).decode()), stdout=subprocess.PIPE) for job in jobs]
     try:
-        return [Loaded(**json.loads(child.communicate(timeout=timeout_s)[0])) for child in children]
+        return [msgspec.json.decode(child.communicate(timeout=timeout_s)[0], type=Loaded) for child in children]
     finally:
         for child in children:
             child.kill()
@@ -146,29 +168,31 @@ def _forget(file: Path) -> None:
     os.close(handle)
 
 
-def _child(model: str, rank: int, num_processes: int, rendezvous: str) -> Loaded:
+def _run(job: Job) -> Loaded:
     from ostrya.engine.backends.cpu import load_runner
-    from ostrya.engine.config import EngineConfig
-    from ostrya.engine.models.sharding import Mesh, Sharding
-    from ostrya.engine.models.source import open_source
-    from ostrya.engine.world import World
 
     config = EngineConfig(
-        model_path=model, model_name="bench", tokenizer_fingerprint="", weights="bf16", num_pages=2, num_threads=1
+        model_path=job.path,
+        model_name="bench",
+        tokenizer_fingerprint="",
+        weights="bf16",
+        num_pages=AUTO_PAGES if job.limit_bytes else 2,
+        memory_limit_bytes=job.limit_bytes or None,
+        num_threads=1,
     )
-    spec = Sharding(open_source(Path(model)).spec, Mesh(tensor=num_processes)).local
-    from ostrya.capacity.weights import weight_bytes
-
     before = _memory()["VmRSS"]
     Path("/proc/self/clear_refs").write_text("5")
-    runner, loaded = load_runner(config, World(rank=rank, size=num_processes, rendezvous=rendezvous))
+    runner, model = load_runner(config, World(rank=job.rank, size=job.num_processes, rendezvous=job.rendezvous))
     peak = _memory()["VmHWM"] - before
     runner.close()
+    assert model.memory is not None
     return Loaded(
-        shard_bytes=round(weight_bytes(spec.model_spec("bench"))),
-        read_bytes=loaded.load_bytes,
+        shard_bytes=model.memory.weights_bytes,
+        read_bytes=model.load_bytes,
         peak_bytes=peak,
-        load_s=loaded.load_s,
+        load_s=model.load_s,
+        num_pages=model.memory.num_pages,
+        page_bytes=model.memory.page_bytes,
     )
 
 
@@ -181,13 +205,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=Sizes().num_layers)
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--model", default="")
-    parser.add_argument("--rank", type=int, default=-1)
-    parser.add_argument("--rendezvous", default="")
+    parser.add_argument("--job", default="", help="of one of the processes")
     asked = parser.parse_args()
-    if asked.rank >= 0:
-        loaded = _child(asked.model, asked.rank, asked.processes, asked.rendezvous)
-        print(json.dumps({name: getattr(loaded, name) for name in Loaded.__dataclass_fields__}))
+    if asked.job:
+        print(msgspec.json.encode(_run(msgspec.json.decode(asked.job, type=Job))).decode())
         return 0
     sizes = Sizes(num_layers=asked.layers)
     with tempfile.TemporaryDirectory(prefix="ostrya-loading-") as directory:
