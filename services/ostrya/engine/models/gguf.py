@@ -11,9 +11,9 @@ from ostrya.engine.models.families import BY_ARCHITECTURE
 from ostrya.engine.models.gguf_file import GgufFile
 from ostrya.engine.models.gguf_metadata import ROPE_DIVISORS, GgufMetadata
 from ostrya.engine.models.quantized import GROUP, Bits, Quantized
-from ostrya.engine.models.reading import Block, leading, shifted
+from ostrya.engine.models.reading import Block, leading, shifted, skips_rows
 from ostrya.engine.models.sharding import Part, Region
-from ostrya.engine.models.source import Wanted, checked, cut, is_covered, pairs_side_by_side, rotated_rows
+from ostrya.engine.models.source import Wanted, checked, cut, pairs_side_by_side, rotated_rows
 from ostrya.errors import ModelLoadError
 
 
@@ -49,7 +49,7 @@ class GgufSource:
     def read_into(self, name: str, out: torch.Tensor, region: Region) -> None:
         self.require(name, region.shape)
         out_rows = out.view(-1, out.shape[-1])
-        if not is_covered(leading(region)):
+        if skips_rows(region):
             out_rows.zero_()
         elements, _ = self._file.tensors[name].quantum
         columns = shifted(region.parts[-1], of=elements)

@@ -14,10 +14,10 @@ import torch
 
 from ostrya.engine.models.families import BY_KIND
 from ostrya.engine.models.huggingface_config import JsonConfig
-from ostrya.engine.models.reading import NUM_THREADS, Block, Place, Reader, blocks, leading, shifted, span
+from ostrya.engine.models.reading import NUM_THREADS, Block, Place, Reader, blocks, leading, shifted, skips_rows, span
 from ostrya.engine.models.safetensors_file import Entry, read_header
 from ostrya.engine.models.sharding import Part, Region
-from ostrya.engine.models.source import Wanted, checked, cut, is_covered, pairs_side_by_side, rotated_rows
+from ostrya.engine.models.source import Wanted, checked, cut, pairs_side_by_side, rotated_rows
 from ostrya.errors import ModelLoadError
 
 _TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
@@ -70,7 +70,7 @@ class HuggingFaceSource:
         self.require(name, region.shape)
         dtype = _DTYPES[self._entry(self._stored_name(name)).dtype]
         out_rows = out.view(-1, out.shape[-1])
-        if not is_covered(leading(region)):
+        if skips_rows(region):
             out_rows.zero_()
         columns = shifted(region.parts[-1])
         for block in self._blocks(name, region):

@@ -87,14 +87,14 @@ class Block(NamedTuple):
 
 
 def blocks(
-    place: Place, rows: Part, *, low: int, high: int, unit: int = 1, max_bytes: int = BLOCK_BYTES
+    place: Place, rows: Part, *, low: int, high: int, unit: int = 1, max_bytes: int | None = None
 ) -> Iterator[Block]:
-    """Bytes [low, high) of these rows, in blocks of at most `max_bytes` and of a multiple of `unit` rows, or of one
-    unit."""
+    """Bytes [low, high) of these rows, in blocks of at most `max_bytes` (BLOCK_BYTES) and of a multiple of `unit` rows,
+    or of one unit."""
     if low == high:
         return
     row_bytes = place.row_bytes if place.row_bytes - (high - low) <= GAP_BYTES else high - low
-    step = max(unit, max_bytes // row_bytes // unit * unit)
+    step = max(unit, (max_bytes or BLOCK_BYTES) // row_bytes // unit * unit)
     for at, start, stop in rows.ranges:
         for first in range(start, stop, step):
             yield Block(place, at + first - start, first, min(first + step, stop), low, high)
@@ -119,6 +119,16 @@ def leading(region: Region) -> Part:
         ]
         part = Part(part.size * inner.size, tuple(ranges))
     return part
+
+
+def is_covered(part: Part) -> bool:
+    """Nothing of it is 0 because no range covers it."""
+    return sum(one.stop - one.start for one in part.ranges) == part.size
+
+
+def skips_rows(region: Region) -> bool:
+    """Some of its rows come in no block, because a shard has nothing there."""
+    return not is_covered(leading(region)) or not region.parts[-1].ranges
 
 
 def span(part: Part, *, of: int = 1) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ostrya.engine.models.quantized import Quantized
+from ostrya.engine.models.reading import is_covered
 from ostrya.engine.models.sharding import Part, Region
 from ostrya.engine.models.spec import DecoderSpec
 from ostrya.errors import ModelLoadError
@@ -82,11 +83,6 @@ def pairs_side_by_side(name: str, values: torch.Tensor, spec: DecoderSpec) -> to
         return values
     head_dim = spec.layers[int(found[1])].mixer.sizes.head_dim
     return values.view(-1, 2, head_dim // 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
-
-
-def is_covered(part: Part) -> bool:
-    """Nothing of it is 0 because no range covers it."""
-    return sum(one.stop - one.start for one in part.ranges) == part.size
 
 
 def cut(values: torch.Tensor, parts: tuple[Part, ...]) -> torch.Tensor:

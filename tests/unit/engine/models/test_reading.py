@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostrya.engine.models import reading
-from ostrya.engine.models.reading import Block, Place, Reader, blocks, leading, shifted, span
+from ostrya.engine.models.reading import Block, Place, Reader, blocks, leading, shifted, skips_rows, span
 from ostrya.engine.models.sharding import Part, Range, Region
-from ostrya.engine.models.source import cut, is_covered
+from ostrya.engine.models.source import cut
 from ostrya.errors import ModelLoadError
 from tests.fakes import logs
 
@@ -186,5 +186,5 @@ def test_leading_dimensions_are_one_of_rows() -> None:
     picked = Part(3, (Range(0, 2, 3), Range(2, 0, 1)))
     region = Region((3, 4, 5), (picked, Part(1, (Range(0, 3, 4),)), Part.whole(5)))
     assert leading(region) == Part(3, (Range(0, 11, 12), Range(2, 3, 4)))
-    assert not is_covered(leading(region))
+    assert skips_rows(region)
     assert leading(Region.whole((3, 4, 5))) == Part.whole(12)

@@ -95,6 +95,27 @@ def test_shards_of_a_checkpoint_are_its_parts(container: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("container", ["gguf", "directory"])
+@pytest.mark.parametrize("part", [Part(128, (Range(64, 0, 64),)), Part(64, ())])
+def test_what_a_shard_has_nothing_for_is_zero(container: str, part: Part, tmp_path: Path) -> None:
+    """Heads that fill up, in rows and in columns; with quantized values, too."""
+    tiny = Tiny()
+    write, path = (write_gguf, tmp_path / "m.gguf") if container == "gguf" else (write_directory, tmp_path / "m")
+    source = open_source(write(path, tiny, tiny.weights()))
+    packed = open_source(write_gguf(tmp_path / "q.gguf", tiny, tiny.weights(), kind=GGMLQuantizationType.Q8_0))
+    name, shape = "blk.0.attn_q.weight", (256, 256)
+    whole = torch.empty(shape)
+    source.read_into(name, whole, Region.whole(shape))
+    for parts in ((part, Part.whole(256)), (Part.whole(256), part), (part, part)):
+        region, expected = Region(shape, parts), cut(whole, parts)
+        out = torch.full(region.local_shape, torch.nan)
+        source.read_into(name, out, region)
+        assert torch.equal(out, expected)
+        quantized = packed.quantized(name, region)
+        assert quantized is not None
+        torch.testing.assert_close(quantized.dense(), expected, atol=0.005, rtol=0)
+
+
+@pytest.mark.parametrize("container", ["gguf", "directory"])
 @pytest.mark.parametrize("num_shards", [1, 2, 4])
 def test_a_shard_reads_its_own_bytes_once(
     container: str, num_shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
