@@ -32,6 +32,7 @@ from ostrya.engine.engine import Engine
 from ostrya.engine.plan import Bucket, StepPlan
 from ostrya.engine.process import EngineProcess
 from ostrya.engine.types import EngineInfo, EngineRequest, RequestId, Sampling
+from ostrya.engine.world import ALONE, World
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -126,7 +127,7 @@ class Model:
     load_s: float = 0.0
 
 
-def load_paced_device(config: EngineConfig) -> tuple[PacedDevice, Model]:
+def load_paced_device(config: EngineConfig, world: World = ALONE) -> tuple[PacedDevice, Model]:
     return PacedDevice(Path(config.model_path) / "idle.json"), Model()
 
 

@@ -30,6 +30,8 @@ METADATA = End(name="metadata server", address="169.254.169.254")
 # GKE's own metadata server behind that address, which policies of Calico see.
 GKE_METADATA = End(name="metadata server of the node", address="169.254.169.252")
 TPU_PORT = 8476
+SLICE_PORTS = (50053, 50054)
+"""Step plans, and where collectives meet."""
 
 GRPC, METRICS, WORKER = "grpc", "metrics", 50052
 
@@ -73,8 +75,10 @@ def needed(shown: Render) -> Iterator[Flow]:
         yield from ((scraper, worker, METRICS) for scraper in scrapers)
         for peer in ends(shown, "worker", leads=False):
             if same_pool(worker, peer):
-                yield worker, peer, TPU_PORT
-                yield peer, worker, TPU_PORT
+                for port in (TPU_PORT, *SLICE_PORTS):
+                    yield worker, peer, port
+                    yield peer, worker, port
+        yield from ((scraper, peer, METRICS) for scraper in scrapers for peer in ends(shown, "worker", leads=False))
     for pod in pods(shown):
         if downloads(pod):
             yield end_of(pod), INTERNET, 443
@@ -103,7 +107,8 @@ def unneeded(shown: Render) -> Iterator[Flow]:
         yield CLIENT, worker, TPU_PORT
         yield from ((worker, router, GRPC) for router in routers)
         yield from ((worker, router, METRICS) for router in routers)
-        yield from ((router, worker, TPU_PORT) for router in routers)
+        yield from ((router, worker, port) for router in routers for port in (TPU_PORT, *SLICE_PORTS))
+        yield from ((other, worker, SLICE_PORTS[0]) for other in (CLIENT, STRANGER, PROMETHEUS))
         yield worker, CLIENT, 8080
         yield worker, API_SERVER, 6443
     for worker in workers:
@@ -268,7 +273,7 @@ def test_an_external_redis_is_reached_at_its_own_port_and_address() -> None:
 def test_slices_of_one_pool_talk_over_the_runtime_ports_and_strangers_do_not() -> None:
     shown = preset("values/tpu7x-16")
     (leader,), (follower,) = ends(shown, "worker"), ends(shown, "worker", leads=False)
-    for port in (8471, 8476, 8477):
+    for port in (8471, 8476, 8477, *SLICE_PORTS):
         assert allows(shown.of("NetworkPolicy"), leader, follower, port)
         assert allows(shown.of("NetworkPolicy"), follower, leader, port)
         assert not allows(shown.of("NetworkPolicy"), CLIENT, leader, port)

@@ -6,6 +6,7 @@ import pytest
 
 from ostrya.api.v1 import admin_pb2, inference_pb2, worker_pb2
 from ostrya.service.server import LIVENESS
+from ostrya.worker.following import SERVICE as FOLLOWER
 from tests.chart.commands import command_of, options
 from tests.chart.manifest import Selector, Tree
 from tests.chart.objects import LeaderWorkerSetSpec, WorkloadSpec
@@ -153,15 +154,12 @@ def test_no_password_is_in_a_rendered_argument_or_plain_variable(shown: Render) 
 
 def test_probes_ask_for_health_services_that_the_process_has(shown: Render) -> None:
     for pod in ours(shown):
-        if not pod.leads:
-            # Only the first host of a slice serves.
-            assert pod.main.probes == {}
-            continue
         assert pod.main.probes.keys() == {"startup", "readiness", "liveness"}
         for name, probe in pod.main.probes.items():
             assert probe.grpc is not None, f"{name} probe of {pod} is no gRPC probe"
-            assert probe.grpc.port == pod.port("grpc")
-            expected = READY[pod.component] if name == "readiness" else (LIVENESS,)
+            assert probe.grpc.port == pod.port("grpc" if pod.leads else "health")
+            ready = READY[pod.component] if pod.leads else (FOLLOWER,)
+            expected = ready if name == "readiness" else (LIVENESS,)
             assert probe.grpc.service in expected, f"{name} probe of {pod} asks for {probe.grpc.service!r}"
 
 
@@ -178,24 +176,23 @@ def test_the_grace_covers_pre_stop_farewell_and_drain(shown: Render) -> None:
         stop = pod.main.lifecycle.pre_stop
         assert stop is not None, f"{pod} has no preStop"
         assert stop.sleep is not None, "a shell may not be in the image"
-        needed = float(stop.sleep.seconds)
-        if pod.leads:
-            needed += seconds(shown, pod, "drain_timeout_s")
+        needed = float(stop.sleep.seconds) + seconds(shown, pod, "drain_timeout_s")
         if pod.component == "router":
             needed += seconds(shown, pod, "farewell_s")
         assert pod.spec.termination_grace_period_seconds >= needed, f"{pod}"
 
 
-def test_hosts_of_a_slice_stay_until_the_first_has_drained(shown: Render) -> None:
+def test_hosts_of_a_slice_run_the_command_of_the_first_and_end_as_it_does(shown: Render) -> None:
     leaders = {pod.owner.name: pod for pod in pods(shown, "worker") if pod.leads}
     for follower in (pod for pod in pods(shown, "worker") if not pod.leads):
         leader = leaders[follower.owner.name]
-        lead_stop, stop = leader.main.lifecycle.pre_stop, follower.main.lifecycle.pre_stop
-        assert stop is not None
-        assert stop.sleep is not None
-        assert lead_stop is not None
-        assert lead_stop.sleep is not None
-        assert stop.sleep.seconds >= lead_stop.sleep.seconds + seconds(shown, leader, "drain_timeout_s")
+        assert follower.main.args == leader.main.args
+        assert follower.main.env == leader.main.env
+        assert follower.main.lifecycle == leader.main.lifecycle
+        assert follower.spec.termination_grace_period_seconds == leader.spec.termination_grace_period_seconds
+        # Who is missing is said before the kubelet loses patience.
+        assert leader.main.startup_probe is not None
+        assert seconds(shown, leader, "join_timeout_s") < leader.main.startup_probe.budget_s
 
 
 def test_an_update_of_workers_takes_no_spare_slice_and_one_of_routers_loses_none(shown: Render) -> None:

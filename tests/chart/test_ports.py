@@ -29,7 +29,7 @@ def listens(shown: Render, pod: Pod, name: str) -> int:
         assert f"--port {REDIS_PORT}" in script
         return REDIS_PORT
     asked = options(command_of(shown, pod, pod.main))
-    port = asked[{"grpc": "port", "metrics": "metrics_port"}[name]]
+    port = asked[{"grpc": "port", "health": "port", "metrics": "metrics_port", "slice": "slice_port"}[name]]
     assert isinstance(port, int)
     return port
 
@@ -55,9 +55,8 @@ def test_a_service_a_container_and_its_process_agree_on_every_port(shown: Render
                 # Headless Services change no port, so a dialed one is the process's; the others keep to that.
                 assert port.port == declared, f"{service} offers {port.port} for {declared} of {pod}"
     for pod in pods(shown):
-        if pod.leads:
-            for one in (one for container in pod.spec.containers for one in container.ports):
-                assert one.container_port == listens(shown, pod, one.name), f"{one.name} of {pod}"
+        for one in (one for container in pod.spec.containers for one in container.ports):
+            assert one.container_port == listens(shown, pod, one.name), f"{one.name} of {pod}"
 
 
 def test_routers_and_workers_dial_the_port_that_redis_offers(shown: Render) -> None:

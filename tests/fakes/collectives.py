@@ -27,9 +27,17 @@ class ThreadCollectives:
         self._barrier.wait(10)
         return gathered
 
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gather(x)[:, self.rank]
+
 
 def together(size: int, work: Callable[[ThreadCollectives], T]) -> list[T]:
     """What `work` gives on each of `size` ranks."""
     barrier, parts = threading.Barrier(size), list[torch.Tensor | None]([None] * size)
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(lambda rank: work(ThreadCollectives(rank, parts, barrier)), range(size)))
+
+
+def alone(rank: int, size: int) -> ThreadCollectives:
+    """One rank where nothing is exchanged, as while a model is read."""
+    return ThreadCollectives(rank, [None] * size, threading.Barrier(size))

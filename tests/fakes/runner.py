@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import Bucket, Processors, Scores, Scoring, StepPlan, fed_forward
 from ostrya.engine.types import Memory
+from ostrya.engine.world import ALONE, World
 from ostrya.errors import ModelLoadError
 
 VOCAB_SIZE = 1000
@@ -192,29 +193,29 @@ class FakeModel:
     memory: Memory | None = None
 
 
-def load_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+def load_runner(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
     return FakeRunner(num_pages=config.num_pages, page_size=config.page_size), FakeModel()
 
 
-def load_slow_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+def load_slow_runner(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
     """Every step takes 0.5 s: longer than two heartbeats."""
     return FakeRunner(num_pages=config.num_pages, page_size=config.page_size, step_s=0.5), FakeModel()
 
 
-def load_paced_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+def load_paced_runner(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
     """Every step takes 10 ms, so that a request is seen running."""
     return FakeRunner(num_pages=config.num_pages, page_size=config.page_size, step_s=0.01), FakeModel()
 
 
-def refuse_to_load(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+def refuse_to_load(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
     raise ModelLoadError(f"{config.model_path} is cut short:\n 12 of 40 bytes; fetch it again")
 
 
-def exit_while_loading(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+def exit_while_loading(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
     os._exit(3)
 
 
-def never_load(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+def never_load(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
     print("loading", file=sys.stderr, flush=True)
     time.sleep(600)
     raise AssertionError("nobody waits this long")
@@ -229,7 +230,7 @@ class BreakingRunner(FakeRunner):
         return super().execute(plan)
 
 
-def load_breaking_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+def load_breaking_runner(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
     return BreakingRunner(num_pages=config.num_pages, page_size=config.page_size), FakeModel()
 
 
@@ -252,7 +253,7 @@ class HangingRunner(FakeRunner):
         return handle if len(self.plans) < 30 else HangingHandle(handle.compute, done_s=0)
 
 
-def load_hanging_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+def load_hanging_runner(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
     return HangingRunner(num_pages=config.num_pages, page_size=config.page_size, step_s=0.01), FakeModel()
 
 
@@ -263,5 +264,30 @@ class ColdRunner(FakeRunner):
         pass
 
 
-def load_cold_runner(config: EngineConfig) -> tuple[FakeRunner, FakeModel]:
+def load_cold_runner(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
     return ColdRunner(num_pages=config.num_pages, page_size=config.page_size), FakeModel()
+
+
+def load_slow_follower(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
+    """Steps of 10 ms on rank 0, which others take 50 times as long for."""
+    step_s = 0.5 if world.rank else 0.01
+    return FakeRunner(num_pages=config.num_pages, page_size=config.page_size, step_s=step_s), FakeModel()
+
+
+def load_breaking_follower(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
+    """Rank 1 fails at its third step."""
+    kind = BreakingRunner if world.rank else FakeRunner
+    return kind(num_pages=config.num_pages, page_size=config.page_size, step_s=0.01), FakeModel()
+
+
+class DivergingRunner(FakeRunner):
+    """From its 20th step on its tokens are its own."""
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        tokens, scores = super()._run(plan)
+        return (tokens + 1 if len(self._results) >= 20 else tokens), scores
+
+
+def load_diverging_follower(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
+    kind = DivergingRunner if world.rank else FakeRunner
+    return kind(num_pages=config.num_pages, page_size=config.page_size, step_s=0.01), FakeModel()

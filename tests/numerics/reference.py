@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ostrya.engine.backends.static_ops import StaticBuilder, StaticOps, kv_shape
+from ostrya.engine.backends.exchange import StackedExchange
+from ostrya.engine.backends.static_ops import StaticBuilder, StaticOps, kv_shape, unchanged
 from ostrya.engine.models.decoder import DecoderWeights, forward, logits
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import WeightSource
@@ -56,13 +57,30 @@ class ReferenceRunner:
 
     num_shapes = num_late_shapes = 0
 
-    def __init__(self, source: WeightSource, *, num_pages: int, page_size: int, num_stacked: int = 0) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_stacked: int = 0,
+        num_expert_groups: int = 1,
+        exchange_tokens: int | None = None,
+    ) -> None:
         """`num_stacked` shards in a leading dimension; 0 = one whole model without it."""
-        sharding = Sharding(source.spec, Mesh(tensor=num_stacked or 1))
+        mesh = Mesh(expert=num_expert_groups, tensor=max(1, num_stacked // num_expert_groups))
+        sharding = Sharding(source.spec, mesh)
         self.spec, self.vocab_size = sharding.local, source.spec.vocab_size
         if num_stacked:
-            firsts_S1 = torch.arange(num_stacked)[:, None] * self.spec.vocab_size
-            builder = StaticBuilder(shard=None, first_token=firsts_S1, add_up=partial(torch.sum, dim=0))
+            shards_S1 = torch.arange(num_stacked)[:, None]
+            builder = StaticBuilder(
+                shard=None,
+                first_token=shards_S1 * self.spec.vocab_size,
+                add_up=partial(torch.sum, dim=0),
+                expert_group=shards_S1 // mesh.tensor,
+                exchange=StackedExchange(num_stacked, divided=unchanged),
+                exchange_tokens=exchange_tokens,
+            )
         else:
             builder = StaticBuilder(shard=0, first_token=torch.tensor(0))
         self.weights: DecoderWeights = read_weights(source, builder, sharding)

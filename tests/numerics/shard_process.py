@@ -24,6 +24,8 @@ class Job(msgspec.Struct, kw_only=True):
     size: int = 1
     rendezvous: str = ""
     sampled: bool = False
+    settings: dict[str, int] = {}
+    """Of the engine, beyond the workload's."""
     prompts: list[list[int]] = []
     """Asked all at once, instead of the workload."""
 
@@ -31,7 +33,7 @@ class Job(msgspec.Struct, kw_only=True):
 def run(job: Job) -> Answers:
     """What this process computes, alone or with the others."""
     world = World(rank=job.rank, size=job.size, rendezvous=job.rendezvous)
-    config = workload.real_config(job.path) if job.prompts else workload.config(job.path)
+    config = workload.real_config(job.path) if job.prompts else workload.config(job.path, **job.settings)
     runner, model = load_runner(config, world)
     if job.prompts:
         found = workload.answers_at_once(runner, config, job.prompts), dict[str, list[TokenScore]]()

@@ -11,17 +11,16 @@ from typing import TypedDict, cast
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
 from safetensors.numpy import save_file
 
 from ostrya.capacity.hf_config import read_spec
 from ostrya.engine.backends.cpu import load_runner
 from ostrya.engine.config import EngineConfig
-from ostrya.engine.models.families import BY_KIND
 from ostrya.engine.models.source import open_source
 from tests.numerics.driver import Driver
+from tests.numerics.family_files import write_gguf_family
 from tests.numerics.reference import ReferenceRunner
-from tests.numerics.tiny_families import EPS, FAMILIES, NUM_NEW, PROMPTS, TinyFamily
+from tests.numerics.tiny_families import FAMILIES, NUM_NEW, PROMPTS, TinyFamily
 
 NUM_PAGES, PAGE_SIZE, CONTEXT_TOKENS = 64, 4, 128
 
@@ -58,40 +57,6 @@ def generated(path: Path, *, prompts: Sequence[Sequence[int]] = PROMPTS, chunk: 
         runner.close()
 
 
-def write_gguf(path: Path, family: TinyFamily) -> Path:
-    """What llama.cpp's converter makes of the family's directory."""
-    architecture = str(family.config["model_type"]).removesuffix("_text")
-    writer = GGUFWriter(path, architecture)
-    writer.add_block_count(family.size("num_hidden_layers"))
-    writer.add_context_length(family.size("max_position_embeddings"))
-    writer.add_embedding_length(family.size("hidden_size"))
-    writer.add_feed_forward_length(family.size("intermediate_size"))
-    writer.add_head_count(family.size("num_attention_heads"))
-    writer.add_head_count_kv(family.size("num_key_value_heads"))
-    writer.add_key_length(family.size("head_dim"))
-    writer.add_value_length(family.size("head_dim"))
-    writer.add_layer_norm_rms_eps(EPS)
-    writer.add_rope_freq_base(cast("float", family.config["rope_theta"]))
-    if family.post_norms:
-        writer.add_sliding_window(family.size("sliding_window"))
-    stems = {stored: stem for stem, stored in BY_KIND[str(family.config["model_type"])].layer_names.items()}
-    top = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    for name, values in family.weights().items():
-        stored, kind = name.rsplit(".", 1)
-        if stored in top:
-            stem = top[stored]
-        else:
-            _, _, layer, part = stored.split(".", 3)
-            stem = f"blk.{layer}.{stems[part]}"
-        is_gemma_norm = family.post_norms and stem.endswith("_norm")
-        writer.add_tensor(f"{stem}.{kind}", values + np.float32(is_gemma_norm))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_directory_gives_the_tokens_of_transformers_through_both_backends(name: str, tmp_path: Path) -> None:
     path = FAMILIES[name].write(tmp_path / "m")
@@ -101,9 +66,9 @@ def test_a_directory_gives_the_tokens_of_transformers_through_both_backends(name
     assert driver.generate(PROMPTS, num_new=NUM_NEW, chunk=16) == expected(name)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe"])
 def test_a_gguf_file_gives_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
-    assert generated(write_gguf(tmp_path / "m.gguf", FAMILIES[name]), chunk=24) == expected(name)
+    assert generated(write_gguf_family(tmp_path / "m.gguf", FAMILIES[name]), chunk=24) == expected(name)
 
 
 def test_a_prompt_alone_and_in_small_chunks_sees_the_same_windows(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ Used by the tests and, in the peer venv, by generate_golden_families.py: numpy a
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,31 +38,45 @@ class TinyFamily:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name -> shape."""
-        hidden, inner = self.size("hidden_size"), self.size("intermediate_size")
-        head_dim = self.size("head_dim")
+        hidden = self.size("hidden_size")
+        vocab_shape = (self.size("vocab_size"), hidden)
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": vocab_shape, "model.norm.weight": (hidden,)}
+        for i in range(self.size("num_hidden_layers")):
+            shapes |= {f"model.layers.{i}.{name}": shape for name, shape in self._layer_shapes(i).items()}
+        return shapes if self.config["tie_word_embeddings"] else shapes | {"lm_head.weight": vocab_shape}
+
+    def _layer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        hidden, head_dim = self.size("hidden_size"), self.size("head_dim")
         q_size, kv_size = self.size("num_attention_heads") * head_dim, self.size("num_key_value_heads") * head_dim
-        layer: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             "input_layernorm.weight": (hidden,),
             "self_attn.q_proj.weight": (q_size, hidden),
             "self_attn.k_proj.weight": (kv_size, hidden),
             "self_attn.v_proj.weight": (kv_size, hidden),
             "self_attn.o_proj.weight": (hidden, q_size),
             "post_attention_layernorm.weight": (hidden,),
-            "mlp.gate_proj.weight": (inner, hidden),
-            "mlp.up_proj.weight": (inner, hidden),
-            "mlp.down_proj.weight": (hidden, inner),
+            **self._ffn_shapes(layer),
         }
         if self.biases:
-            layer |= {f"self_attn.{name}_proj.bias": layer[f"self_attn.{name}_proj.weight"][:1] for name in "qkv"}
+            shapes |= {f"self_attn.{name}_proj.bias": shapes[f"self_attn.{name}_proj.weight"][:1] for name in "qkv"}
         if self.qk_norm:
-            layer |= {f"self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
+            shapes |= {f"self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
         if self.post_norms:
-            layer |= {f"{name}_feedforward_layernorm.weight": (hidden,) for name in ("pre", "post")}
-        vocab_shape = (self.size("vocab_size"), hidden)
-        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": vocab_shape, "model.norm.weight": (hidden,)}
-        for i in range(self.size("num_hidden_layers")):
-            shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
-        return shapes if self.config["tie_word_embeddings"] else shapes | {"lm_head.weight": vocab_shape}
+            shapes |= {f"{name}_feedforward_layernorm.weight": (hidden,) for name in ("pre", "post")}
+        return shapes
+
+    def _ffn_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        hidden, dense = self.size("hidden_size"), self.config.get("mlp_only_layers")
+        if "num_local_experts" in self.config:
+            sizes = self.size("num_local_experts"), hidden, self.size("intermediate_size")
+            return _expert_shapes("block_sparse_moe", *sizes, names=("w1", "w3", "w2"))
+        if "num_experts" not in self.config or (isinstance(dense, list) and layer in dense):
+            return _gated_shapes("mlp", hidden, self.size("intermediate_size"))
+        shapes = _expert_shapes("mlp", self.size("num_experts"), hidden, self.size("moe_intermediate_size"))
+        if "shared_expert_intermediate_size" in self.config:
+            shapes |= _gated_shapes("mlp.shared_expert", hidden, self.size("shared_expert_intermediate_size"))
+            shapes["mlp.shared_expert_gate.weight"] = (1, hidden)
+        return shapes
 
     def weights(self) -> dict[str, F32]:
         """Matrices that keep a vector's length about as it is; biases and norms that cannot be overlooked."""
@@ -85,6 +99,23 @@ class TinyFamily:
         (directory / "config.json").write_text(json.dumps(dict(self.config)))
         save_file(self.weights(), directory / "model.safetensors", metadata={"format": "pt"})
         return directory
+
+
+_GATED = ("gate_proj", "up_proj", "down_proj")
+
+
+def _gated_shapes(stem: str, hidden: int, inner: int, *, names: Sequence[str] = _GATED) -> dict[str, tuple[int, ...]]:
+    shapes = (inner, hidden), (inner, hidden), (hidden, inner)
+    return {f"{stem}.{name}.weight": shape for name, shape in zip(names, shapes, strict=True)}
+
+
+def _expert_shapes(
+    stem: str, num_experts: int, hidden: int, inner: int, *, names: Sequence[str] = _GATED
+) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {f"{stem}.gate.weight": (num_experts, hidden)}
+    for i in range(num_experts):
+        shapes |= _gated_shapes(f"{stem}.experts.{i}", hidden, inner, names=names)
+    return shapes
 
 
 _SIZES: Mapping[str, object] = {
@@ -111,6 +142,23 @@ _GEMMA: Mapping[str, object] = {
     "query_pre_attn_scalar": 32,
     "rope_theta": 1_000_000.0,
     "rope_local_base_freq": 10_000.0,
+}
+_QWEN3_MOE: Mapping[str, object] = {
+    **_SIZES,
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_act": "silu",
+    "head_dim": 32,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "rope_theta": 1_000_000.0,
+    "attention_bias": False,
+    "sliding_window": None,
+    "use_sliding_window": False,
 }
 
 FAMILIES: Mapping[str, TinyFamily] = {
@@ -139,6 +187,44 @@ FAMILIES: Mapping[str, TinyFamily] = {
             "attention_bias": False,
         },
         qk_norm=True,
+    ),
+    "mixtral": TinyFamily(
+        config={
+            **_SIZES,
+            "model_type": "mixtral",
+            "architectures": ["MixtralForCausalLM"],
+            "hidden_act": "silu",
+            "intermediate_size": 48,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rope_theta": 1_000_000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+        },
+        seed=5,
+    ),
+    # Weights as the softmax has them, and an expert for every token.
+    "qwen2-moe": TinyFamily(
+        config={
+            **_SIZES,
+            "model_type": "qwen2_moe",
+            "architectures": ["Qwen2MoeForCausalLM"],
+            "hidden_act": "silu",
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 80,
+            "norm_topk_prob": False,
+            "rope_theta": 1_000_000.0,
+            "tie_word_embeddings": False,
+        },
+        biases=True,
+    ),
+    "qwen3-moe": TinyFamily(config=_QWEN3_MOE, qk_norm=True, seed=5),
+    "qwen3-moe-mixed": TinyFamily(
+        config={**_QWEN3_MOE, "num_hidden_layers": 3, "mlp_only_layers": [1], "norm_topk_prob": False},
+        qk_norm=True,
+        seed=5,
     ),
     "gemma3": TinyFamily(config=_GEMMA, qk_norm=True, post_norms=True),
     # As the larger ones: another scale of scores, and global layers that stretch their positions.

@@ -14,6 +14,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from ostrya.capacity.estimate import held_out_errors, residuals
 from ostrya.router.metrics import KubernetesMetrics, RouterMetrics
 from ostrya.service.metrics import MetricsEndpoint
+from ostrya.worker.following import FollowerMetrics
 from ostrya.worker.metrics import WorkerMetrics
 from ostrya.worker.usage import EngineUsage
 from tests.fakes.router import FakeRouter
@@ -56,6 +57,7 @@ def test_the_metrics_table_is_what_the_processes_export() -> None:
     RouterMetrics(registry, model="m", pool="p")
     KubernetesMetrics(registry)
     WorkerMetrics(registry, model="m")
+    FollowerMetrics(registry, model="m")
     MetricsEndpoint(registry, "127.0.0.1", 0)
     expected = sorted(rows(registry))
     shown = [line for line in (DOCS / "metrics.md").read_text().splitlines() if line.startswith("| `ostrya_")]

@@ -192,7 +192,7 @@
 {{- define "ostrya.pool.extras" -}}
 {{- include "ostrya.freeLabels" (dict "where" (printf "%s.podLabels" .where) "labels" .podLabels) -}}
 {{- include "ostrya.freeLabels" (dict "where" (printf "%s.router.podLabels" .where) "labels" .router.podLabels) -}}
-{{- $set := list "POD_NAME" "POD_IP" "REDIS_PASSWORD" "PJRT_DEVICE" "XLA_PERSISTENT_CACHE_PATH" "TPU_SKIP_MDS_QUERY" "TPU_ACCELERATOR_TYPE" "TPU_WORKER_ID" "TPU_WORKER_HOSTNAMES" -}}
+{{- $set := list "POD_NAME" "POD_IP" "REDIS_PASSWORD" "PJRT_DEVICE" "XLA_PERSISTENT_CACHE_PATH" "TPU_SKIP_MDS_QUERY" "TPU_ACCELERATOR_TYPE" "TPU_WORKER_ID" "TPU_WORKER_HOSTNAMES" "LWS_LEADER_ADDRESS" "LWS_GROUP_SIZE" "LWS_WORKER_INDEX" -}}
 {{- range $at, $env := dict (printf "%s.extraEnv" .where) .extraEnv (printf "%s.router.extraEnv" .where) .router.extraEnv -}}
 {{- $seen := list -}}
 {{- range $env -}}

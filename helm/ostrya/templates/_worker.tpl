@@ -66,6 +66,8 @@ spec:
           (dict "max-waiting" $pool.maxWaiting)
           (dict "max-message-bytes" $pool.maxMessageBytes)
           (dict "drain-timeout-s" $pool.drainTimeoutSeconds)
+          (dict "slice-port" (gt (int $pool.hosts) 1 | ternary 50053 ""))
+          (dict "join-timeout-s" (gt (int $pool.hosts) 1 | ternary (divf $pool.startupBudget 2 | ceil | int64) ""))
           (dict "start-report-dir" (include "ostrya.downloads" $pool | empty | ternary "" "/run/ostrya"))
           (dict "metric-aliases" $pool.metricAliases)
           (dict "otlp-endpoint" $root.Values.tracing.otlpEndpoint)
@@ -85,13 +87,19 @@ spec:
         {{- with $pool.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      {{- if not .follower }}
       ports:
-        - name: grpc
+        # The other hosts of a slice open this port for probes alone; its name is what routers look for.
+        - name: {{ .follower | ternary "health" "grpc" }}
           containerPort: 50052
         - name: metrics
           containerPort: 9401
-      # The port opens after warm-up, so the budget covers weights and every compile.
+        {{- if and (gt (int $pool.hosts) 1) (not .follower) }}
+        # Where host 0 awaits the others.
+        - name: slice
+          containerPort: 50053
+        {{- end }}
+      # The port of a worker that serves opens after warm-up, so the budget covers weights and every compile; that of
+      # another host at once.
       startupProbe:
         grpc:
           port: 50052
@@ -102,7 +110,7 @@ spec:
       readinessProbe:
         grpc:
           port: 50052
-          service: ostrya.api.v1.WorkerService
+          service: {{ .follower | ternary "follower" "ostrya.api.v1.WorkerService" }}
         periodSeconds: 2
         timeoutSeconds: 2
         failureThreshold: 2
@@ -115,17 +123,11 @@ spec:
         periodSeconds: 10
         timeoutSeconds: 5
         failureThreshold: 3
-      {{- end }}
       lifecycle:
         preStop:
           sleep:
-            {{- if .follower }}
-            # All hosts of a slice are told to end together; these compute until host 0 has drained. They cannot tell a drain
-            # from a crash, after which they hold up the new group as long.
-            seconds: {{ include "ostrya.sum" (list $pool.preStopSeconds $pool.drainTimeoutSeconds) }}
-            {{- else }}
+            # All hosts of a slice are told to end together; those that follow host 0 go on until it has drained.
             seconds: {{ $pool.preStopSeconds }}
-            {{- end }}
       securityContext:
         {{- $security | nindent 8 }}
       resources:
@@ -162,7 +164,7 @@ readOnlyRootFilesystem: true
 {{/* What libtpu and torch_xla ask the environment for (pytorch/xla: torch_xla/_internal/tpu.py). TPU_SKIP_MDS_QUERY keeps
      torch_xla from the metadata server. On slices of several hosts LeaderWorkerSet's webhook sets TPU_WORKER_ID and
      TPU_WORKER_HOSTNAMES, and leaves a container alone that has them already (lws: pkg/utils/accelerators/tpu.go), so
-     they are set for one host only. */}}
+     they are set for one host only. From them and from LeaderWorkerSet's own variables a worker knows which host it is. */}}
 {{- define "ostrya.tpuEnv" -}}
 {{- if .tpu }}
 {{- if eq .backend "xla" }}

@@ -3,7 +3,7 @@
 Drafters and vision towers are not in these files' language part, so specs made here have none.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -14,7 +14,7 @@ from ostrya.capacity.hf_storage import stored
 from ostrya.capacity.layers import DenseFfn, Ffn, MoeFfn
 from ostrya.capacity.mixers import GatedDeltaNet, GroupedAttention
 from ostrya.capacity.models.dense import gemma_3, llama_like
-from ostrya.capacity.models.qwen import FULL_ATTENTION_INTERVAL, qwen3_hybrid, qwen3_moe
+from ostrya.capacity.models.qwen import FULL_ATTENTION_INTERVAL, moe_like, qwen3_hybrid
 from ostrya.capacity.models.sparse import gpt_oss
 from ostrya.capacity.spec import ModelSpec
 
@@ -59,11 +59,10 @@ def _require_full_attention(fields: Fields) -> None:
         raise fields.refuse("use_sliding_window is true, which this kind's reader cannot express")
 
 
-def _require_experts_everywhere(fields: Fields) -> None:
-    if fields.size("decoder_sparse_step", default=1) != 1:
-        raise fields.refuse("decoder_sparse_step is not 1, which this kind's reader cannot express")
-    if fields.entries("mlp_only_layers"):
-        raise fields.refuse("mlp_only_layers is not empty, which this kind's reader cannot express")
+def _dense_layers(fields: Fields) -> list[bool]:
+    """Of each layer of a Qwen with experts, whether it has none."""
+    step, named = fields.size("decoder_sparse_step", default=1), fields.entries("mlp_only_layers") or []
+    return [layer in named or (layer + 1) % step != 0 for layer in range(fields.num_layers())]
 
 
 def _dense(fields: Fields, name: str, attention: GroupedAttention) -> ModelSpec:
@@ -79,14 +78,45 @@ def _dense(fields: Fields, name: str, attention: GroupedAttention) -> ModelSpec:
     )
 
 
+def _mixtral(fields: Fields, name: str) -> ModelSpec:
+    experts = MoeFfn(
+        num_experts=fields.size("num_local_experts"),
+        top_k=fields.size("num_experts_per_tok"),
+        inner=fields.size("intermediate_size"),
+        router_bias=False,
+    )
+    return _with_experts(fields, name, _grouped(fields), [experts] * fields.num_layers())
+
+
+def _qwen2_moe(fields: Fields, name: str) -> ModelSpec:
+    _require_full_attention(fields)
+    fields.built_in("qkv_bias")
+    return _with_experts(fields, name, _grouped(fields, qkv_bias=True), _qwen_ffns(fields))
+
+
 def _qwen3_moe(fields: Fields, name: str) -> ModelSpec:
     _require_full_attention(fields)
-    return qwen3_moe(
+    return _with_experts(fields, name, _grouped(fields, qk_norm=True), _qwen_ffns(fields))
+
+
+def _qwen_ffns(fields: Fields) -> list[Ffn]:
+    is_dense = _dense_layers(fields)
+    experts = _qwen_experts(fields)
+    usual: Ffn = DenseFfn(inner=fields.size("intermediate_size")) if any(is_dense) else experts
+    # Which of the layers are quantized is read for models whose dense layers come first.
+    if is_dense != sorted(is_dense, reverse=True) and fields.anywhere("quantization_config") is not None:
+        raise fields.refuse(
+            "dense layers between those with experts, which this kind's reader cannot express quantized"
+        )
+    return [usual if dense else experts for dense in is_dense]
+
+
+def _with_experts(fields: Fields, name: str, attention: GroupedAttention, ffns: Sequence[Ffn]) -> ModelSpec:
+    return moe_like(
         name=name,
-        num_layers=fields.num_layers(),
         hidden=fields.size("hidden_size"),
-        attention=_grouped(fields, qk_norm=True),
-        ffn=_qwen_experts(fields),
+        attention=attention,
+        ffns=ffns,
         vocab_size=fields.size("vocab_size"),
         max_context_tokens=fields.size("max_position_embeddings"),
         tied_embeddings=fields.flag("tie_word_embeddings"),
@@ -94,8 +124,7 @@ def _qwen3_moe(fields: Fields, name: str) -> ModelSpec:
 
 
 def _qwen_experts(fields: Fields) -> MoeFfn:
-    _require_experts_everywhere(fields)
-    # Of dense layers, which there are none.
+    # Of dense layers, of which there are none as a rule.
     fields.built_in("intermediate_size")
     shared = fields.count("shared_expert_intermediate_size")
     return MoeFfn(
@@ -111,6 +140,8 @@ def _qwen_experts(fields: Fields) -> MoeFfn:
 
 def _qwen3_hybrid(fields: Fields, name: str) -> ModelSpec:
     fields.built_in("attn_output_gate")
+    if any(_dense_layers(fields)):
+        raise fields.refuse("dense layers between those with experts, which this kind's reader cannot express")
     ffn: Ffn = (
         _qwen_experts(fields) if fields.count("num_experts") else DenseFfn(inner=fields.size("intermediate_size"))
     )
@@ -196,8 +227,10 @@ KINDS: Mapping[str, Reader] = MappingProxyType(
     {
         "llama": _with_storage(_llama),
         "mistral": _with_storage(_mistral),
+        "mixtral": _with_storage(_mixtral),
         "qwen2": _with_storage(_qwen2),
         "qwen3": _with_storage(_qwen3),
+        "qwen2_moe": _with_storage(_qwen2_moe),
         "qwen3_moe": _with_storage(_qwen3_moe),
         "qwen3_next": _with_storage(_qwen3_hybrid),
         "qwen3_5": _with_storage(_qwen3_hybrid),

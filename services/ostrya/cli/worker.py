@@ -1,6 +1,7 @@
 """`ostrya worker`: one replica, until SIGTERM. torch is imported by the engine's own process, never by this one."""
 
 import asyncio
+import os
 from typing import Annotated
 
 import typer
@@ -11,8 +12,10 @@ from ostrya.cli.options import build, takes
 from ostrya.cli.report import reported
 from ostrya.cli.termination import ends_on_sigterm
 from ostrya.engine.config import AUTO_PAGES, EngineConfig
+from ostrya.engine.world import ranks_per_host
 from ostrya.service import logs
 from ostrya.text.source import check_reference, resolve_model
+from ostrya.worker.role import role
 from ostrya.worker.settings import WorkerSettings
 
 Model = Annotated[
@@ -45,9 +48,12 @@ def worker(
         settings = build(WorkerSettings, values)
         config = build(EngineConfig, {**values, "model_path": model, "model_name": model_name, **_UNREAD})
         if check_config:
-            configuration.report(settings.check, config.check, lambda: check_reference(model))
+            configuration.report(
+                settings.check, config.check, lambda: check_reference(model), lambda: _place(settings, config)
+            )
         settings.check()
         config.check()
+        _place(settings, config)
         from ostrya.text.tokenizer import load_tokenizer
         from ostrya.worker import app
 
@@ -63,3 +69,8 @@ def worker(
         }
         config = build(EngineConfig, {**values, **identity})
         raise typer.Exit(asyncio.run(app.serve(settings, config, vocabulary=tokenizer.vocabulary)))
+
+
+def _place(settings: WorkerSettings, config: EngineConfig) -> None:
+    """ConfigError if this host has no place in a slice, or its devices cannot be shared out."""
+    ranks_per_host(config, role(settings, os.environ).num_hosts)

@@ -57,7 +57,7 @@ def assemble(rows: Seq[Row], *, table: RowTable, ladder: Ladder, page_size: int)
     num_rows = len(rows)
     sequences, *columns = zip(*rows, strict=True)
     starts, counts = (np.array(column, np.int32) for column in columns[:2])
-    slots = np.array([sequence.slot for sequence in sequences])
+    slots = np.array([sequence.slot for sequence in sequences], np.int32)
     kv_lens = starts + counts
     num_tokens = int(counts.sum())
     bucket = ladder.fit(rows=num_rows, tokens=num_tokens, pages=-(-int(kv_lens.max()) // page_size))
@@ -96,6 +96,7 @@ def assemble(rows: Seq[Row], *, table: RowTable, ladder: Ladder, page_size: int)
         wants_token=_padded(np.array(columns[2]), bucket.rows),
         processors=None if is_plain else _processors(rows, num_rows=bucket.rows),
         scoring=None if is_plain else scoring.wanted(rows),
+        slots=slots,
     )
 
 

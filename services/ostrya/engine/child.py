@@ -5,7 +5,7 @@ reader thread, and the end of a step, put there by a waiter thread; so requests 
 runs. It lives as long as its socket.
 """
 
-import importlib
+import contextlib
 import logging
 import os
 import queue
@@ -16,22 +16,42 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Never
 
 import msgspec
 
 from ostrya.engine import wire
-from ostrya.engine.backends.base import LoadedModel, Runner, StepHandle
+from ostrya.engine.backends.base import StepHandle
 from ostrya.engine.compiling import Compiled, Compiling
 from ostrya.engine.config import AUTO_PAGES, EngineConfig
 from ostrya.engine.engine import Engine
 from ostrya.engine.grammar import FIELD, Grammars, Matcher
+from ostrya.engine.replicas import load_replica
 from ostrya.engine.types import EngineInfo, EngineRequest, RequestId, StepReport
 from ostrya.errors import InvalidRequest, ModelLoadError, OstryaError
 
-RunnerFactory = Callable[[EngineConfig], tuple[Runner, LoadedModel]]
+LAST_WORD_S = 0.5
+"""For the frame that is just being sent to get out of the way."""
+
+
+class Parent:
+    """The parent's end: the engine's thread sends, and whoever finds that the process must end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sending = threading.Lock()
+
+    def send(self, message: wire.ToParent) -> None:
+        with self._sending:
+            self._sock.sendall(wire.frame(message))
+
+    def end(self, why: str) -> Never:
+        """Says why, if the parent still listens, and ends the process, whatever its threads are stuck in."""
+        if self._sending.acquire(timeout=LAST_WORD_S):
+            with contextlib.suppress(OSError):
+                self._sock.send(wire.frame(wire.Fatal(why)), socket.MSG_DONTWAIT)
+        os._exit(1)
 
 
 class _Forwarding(logging.Handler):
@@ -39,11 +59,11 @@ class _Forwarding(logging.Handler):
 
     def __init__(self, send: Callable[[wire.ToParent], None]) -> None:
         super().__init__()
-        self._said = send
+        self._tell = send
 
     def emit(self, record: logging.LogRecord) -> None:
         fields: dict[str, str | float] = getattr(record, "fields", {})
-        self._said(wire.Log(record.name, record.levelno, record.getMessage(), fields))
+        self._tell(wire.Log(record.name, record.levelno, record.getMessage(), fields))
 
 
 class _StepDone:
@@ -59,10 +79,10 @@ Mailbox = queue.SimpleQueue[wire.ToChild | _StepDone | Compiled]
 class EngineLoop:
     """Turns of the engine; the mailbox is handled between and during steps, a report goes out every HEARTBEAT_S."""
 
-    def __init__(self, engine: Engine, sock: socket.socket, mailbox: Mailbox, grammars: Grammars | None) -> None:
+    def __init__(self, engine: Engine, parent: Parent, mailbox: Mailbox, grammars: Grammars | None) -> None:
         self._engine = engine
         self._compiling = None if grammars is None else Compiling(grammars, mailbox.put)
-        self._sock = sock
+        self._parent = parent
         self._mailbox = mailbox
         self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step-waiter")
         self._next_heartbeat_s = 0.0
@@ -133,14 +153,11 @@ class EngineLoop:
             self._refuse(request.request_id, error)
 
     def _refuse(self, request_id: RequestId, error: InvalidRequest) -> None:
-        self._send_message(wire.Refused(request_id, error.field, error.value, error.allowed))
+        self._parent.send(wire.Refused(request_id, error.field, error.value, error.allowed))
 
     def _send(self, report: StepReport) -> None:
-        self._send_message(wire.Report(report))
+        self._parent.send(wire.Report(report))
         self._next_heartbeat_s = time.monotonic() + wire.HEARTBEAT_S / 2
-
-    def _send_message(self, message: wire.ToParent) -> None:
-        self._sock.sendall(wire.frame(message))
 
 
 def main(argv: list[str]) -> int:
@@ -155,23 +172,24 @@ def main(argv: list[str]) -> int:
     grammars: Future[Grammars | None] = Future()
     reading = (sock, mailbox, start.config, grammars)
     threading.Thread(target=_read, args=reading, name="parent-reader", daemon=True).start()
+    parent = Parent(sock)
     try:
-        with _forwarding(lambda message: sock.sendall(wire.frame(message))):
-            engine, info = _load(start)
-        loop = EngineLoop(engine, sock, mailbox, grammars.result())
+        with _forwarding(parent.send):
+            engine, info = _load(start, parent)
+        loop = EngineLoop(engine, parent, mailbox, grammars.result())
     except OstryaError as error:
-        sock.sendall(wire.frame(wire.Fatal(" ".join(str(error).split()))))
+        parent.send(wire.Fatal(" ".join(str(error).split())))
         return 1
     try:
-        sock.sendall(wire.frame(wire.Ready(info)))
+        parent.send(wire.Ready(info))
         loop.run()
     except ConnectionError:
         return 0  # the parent is gone, and the reader thread is about to see it too
 
 
-@contextmanager
+@contextlib.contextmanager
 def _forwarding(send: Callable[[wire.ToParent], None]) -> Iterator[None]:
-    """While the model is loaded: nothing else is sent then."""
+    """While the model is loaded."""
     handler, ours = _Forwarding(send), logging.getLogger("ostrya")
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)
@@ -181,14 +199,18 @@ def _forwarding(send: Callable[[wire.ToParent], None]) -> Iterator[None]:
         ours.removeHandler(handler)
 
 
-def _load(start: wire.Start) -> tuple[Engine, EngineInfo]:
+def _load(start: wire.Start, parent: Parent) -> tuple[Engine, EngineInfo]:
     config = start.config
     config.check()
     if not Path(config.model_path).exists():
         raise ModelLoadError(f"model path {config.model_path} does not exist")
-    module, _, function = start.factory.partition(":")
-    factory: RunnerFactory = getattr(importlib.import_module(module), function)
-    runner, model = factory(config)
+    runner, model = load_replica(
+        config,
+        start.factory,
+        start.slice_,
+        end=parent.end,
+        waiting=lambda words: parent.send(wire.Waiting(words)),
+    )
     if beyond := [token_id for token_id in config.eos_token_ids if not 0 <= token_id < model.vocab_size]:
         raise ModelLoadError(
             f"{config.model_path}: a turn ends with token {beyond[0]}, but the model's ids end at "

@@ -35,7 +35,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: Literal["cpu", "xla", "torchtpu"] = "cpu"
     """cpu is the one that serves today; the others are refused at start."""
     tensor_parallel: int = 1
-    """Devices that share each layer: all chips of the slice. 1 with backend cpu."""
+    """Devices that share each layer: all chips of the slice. With backend cpu: processes, which meet over gloo."""
+    expert_parallel: int = 1
+    """Groups into which those devices are divided, each with some of a mixture's experts; within a group, as everywhere
+    with 1, each device has a part of every expert."""
+    expert_exchange_tokens: int | None = None
+    """Steps of so many tokens and more send them to the devices of their experts and back (all-to-all). None: each
+    device runs its experts over all tokens, which sends fewer bytes."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of products, dense weights and KV pages; the residual stream and the norms are float32."""
     weights: Weights = "auto"
@@ -76,8 +82,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         problems = []
         if self.tensor_parallel < 1:
             problems.append(f"tensor_parallel is {self.tensor_parallel}; it must be at least 1")
-        elif self.tensor_parallel > 1 and self.backend == "cpu":
-            problems.append(f"tensor_parallel is {self.tensor_parallel}; backend cpu has one device: it must be 1")
+        if self.expert_parallel < 1 or self.tensor_parallel % self.expert_parallel:
+            problems.append(
+                f"expert_parallel is {self.expert_parallel}; it must divide tensor_parallel ({self.tensor_parallel})"
+            )
+        if self.expert_exchange_tokens is not None and self.expert_exchange_tokens < 1:
+            problems.append(f"expert_exchange_tokens is {self.expert_exchange_tokens}; it must be at least 1")
         if problem := weights_problem(self.weights, self.dtype):
             problems.append(problem)
         if self.page_size < 1 or self.page_size & (self.page_size - 1):

@@ -39,7 +39,7 @@ def least_weight_bytes(spec: DecoderSpec, config: EngineConfig) -> int:
     # With auto a dense copy is always there.
     layers = _STORAGES.get(config.weights, dense)
     head = _INT8 if layers.bits < _INT8.bits else layers
-    parts = {Part.NORMS: FP32, Part.EMBEDDING: head, Part.HEAD: head}
+    parts = {Part.NORMS: FP32, Part.ROUTER: FP32, Part.EMBEDDING: head, Part.HEAD: head}
     return round(weight_bytes(replace(spec.model_spec("model"), storage=layers, storage_by_part=parts)))
 
 
@@ -157,12 +157,11 @@ def _remedies(spec: DecoderSpec, config: EngineConfig, mesh: Mesh, limit_bytes: 
 
 
 def _enough_devices(spec: DecoderSpec, config: EngineConfig, mesh: Mesh, limit_bytes: int) -> int | None:
-    num_devices = 2 * mesh.num_shards
-    while num_devices <= _MAX_DEVICES:
-        larger = Mesh(tensor=num_devices)
+    larger = replace(mesh, tensor=2 * mesh.tensor)
+    while larger.num_shards <= _MAX_DEVICES:
         if problem_of(spec, larger) is None and _needed(spec, config, larger) <= limit_bytes:
-            return num_devices
-        num_devices *= 2
+            return larger.num_shards
+        larger = replace(larger, tensor=2 * larger.tensor)
     return None
 
 

@@ -155,6 +155,9 @@ class StepPlan:
     """None: no row wants any."""
     scoring: Scoring | None = None
     """None: no row wants any."""
+    slots: I32 | None = None
+    """[num_rows] which row of the scheduler's table each row is: what it says there changes little from step to step.
+    None: the plan comes from no scheduler."""
 
 
 def fed_forward(plan: StepPlan, last_tokens: I32) -> StepPlan:

@@ -19,12 +19,17 @@ import msgspec
 from ostrya.engine import wire
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.types import EngineInfo, EngineRequest, Load, RequestId, SequenceOutput, StepReport
+from ostrya.engine.world import ONE_HOST, Slice
 from ostrya.errors import EngineDied, InvalidRequest, ModelLoadError, OstryaError, Overloaded, Unavailable
+
+log = logging.getLogger(__name__)
 
 RUNNER_FACTORIES = {"cpu": "ostrya.engine.backends.cpu:load_runner"}
 """By EngineConfig.backend; named and not imported, because torch stays in the child."""
 START_LIMIT_S = 3600.0
 """Weights and a cold compile of every bucket take half an hour on a TPU; a supervisor's own limit comes before this."""
+JOIN_RATIO = 0.75
+"""Of the time to start, for the other hosts to join."""
 EXIT_LIMIT_S = 1.0
 """How long a child may take to notice its closed socket."""
 KILL_LIMIT_S = 10.0
@@ -100,7 +105,7 @@ class EngineProcess:
         self._max_open = info.max_running + max_waiting
         self._listeners: list[Callable[[StepReport], None]] = []
         self._streams: dict[RequestId, _Stream] = {}
-        self._why_killed = ""
+        self._why_killed = self._last_word = ""
         self._reading = asyncio.create_task(self._read(reader), name="engine-reader")
 
     @classmethod
@@ -110,15 +115,18 @@ class EngineProcess:
         *,
         max_waiting: int = 256,
         factory: str | None = None,
+        slice_: Slice = ONE_HOST,
         vocabulary: Callable[[], list[bytes]] = list,
         timeout_s: float = START_LIMIT_S,
     ) -> Self:
         """Starts the child and waits until it is warm. ModelLoadError with one line if it cannot serve the model.
 
-        `factory` ("module:function") replaces the backend's own. `vocabulary` says what each token spells, for
+        `factory` ("module:function") replaces the backend's own. `slice_`: the hosts of this replica, of which this is
+        the first; who is missing among them is said before `timeout_s`. `vocabulary` says what each token spells, for
         grammars; it is called in a thread, while the child loads. A cancel leaves no child behind.
         """
-        factory = factory or _factory(config)
+        factory = factory or factory_name(config)
+        slice_ = msgspec.structs.replace(slice_, join_timeout_s=min(slice_.join_timeout_s, JOIN_RATIO * timeout_s))
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -134,7 +142,7 @@ class EngineProcess:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
-            start = wire.Start(config, factory)
+            start = wire.Start(config, factory, slice_)
             writer.write(wire.frame(start))
             async with asyncio.timeout(timeout_s):
                 writer.write(wire.frame(wire.Vocabulary(await asyncio.to_thread(vocabulary))))
@@ -223,7 +231,7 @@ class EngineProcess:
             pass
         finally:
             how = await _end(self._process, self._writer)
-            reason = f"{self._why_killed or 'engine process ended'} ({how})"
+            reason = f"{self._why_killed or self._last_word or 'engine process ended'} ({how})"
             if not self.dead.done():
                 self.dead.set_result(reason)
             self._fail_open(reason)
@@ -243,6 +251,8 @@ class EngineProcess:
             case wire.Refused(request_id, field, value, allowed):
                 if (stream := self._streams.pop(request_id, None)) is not None:
                     stream.fail(InvalidRequest(field, value, allowed))
+            case wire.Fatal(why):
+                self._last_word = why
 
     def _send(self, message: wire.Submit | wire.Abort) -> None:
         # Not drained: the limit of open requests bounds what can pile up.
@@ -260,7 +270,7 @@ class EngineProcess:
         self._streams.clear()
 
 
-def _factory(config: EngineConfig) -> str:
+def factory_name(config: EngineConfig) -> str:
     """The backend's own; ModelLoadError if this version has none."""
     if config.backend not in RUNNER_FACTORIES:
         served = ", ".join(RUNNER_FACTORIES)
@@ -270,9 +280,11 @@ def _factory(config: EngineConfig) -> str:
 
 async def _first_answer(reader: asyncio.StreamReader, process: Process) -> EngineInfo:
     try:
-        while isinstance(answer := await wire.read(reader), wire.Log):
-            line = answer.message
-            logging.getLogger(answer.logger).log(answer.level, line, extra={"fields": answer.fields})
+        while isinstance(answer := await wire.read(reader), wire.Waiting | wire.Log):
+            if isinstance(answer, wire.Waiting):
+                log.info(answer.words)
+            else:
+                logging.getLogger(answer.logger).log(answer.level, answer.message, extra={"fields": answer.fields})
     except (EOFError, OSError) as error:
         code = await process.wait()
         raise ModelLoadError(

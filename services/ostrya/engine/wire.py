@@ -1,8 +1,7 @@
 """What a worker and its engine process say to each other: msgpack frames with a length in front, over one socket pair.
 
-The parent sends Start and Vocabulary, then Submit and Abort; the child sends Log, Ready or Fatal, then Report and
-Refused.
-Closing the socket ends both.
+The parent sends Start and Vocabulary, then Submit and Abort; the child sends Waiting and Log until Ready or Fatal, then
+Report and Refused, and Fatal as its last word when it knows why it ends. Closing the socket ends both.
 """
 
 import socket
@@ -13,15 +12,18 @@ import msgspec
 
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.types import EngineInfo, EngineRequest, RequestId, StepReport
+from ostrya.engine.world import ONE_HOST, Slice
 
 _LENGTH = struct.Struct(">I")
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """First frame: what to load. `factory` is "module:function": config -> (Runner, LoadedModel)."""
+    """First frame: what to load. `factory` is the "module:function" of a RunnerFactory (backends/base.py)."""
 
     config: EngineConfig
     factory: str
+    slice_: Slice = ONE_HOST
+    """As host 0 sees it."""
 
 
 class Vocabulary(msgspec.Struct, frozen=True, tag=True):
@@ -37,6 +39,12 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: RequestId
+
+
+class Waiting(msgspec.Struct, frozen=True, tag=True):
+    """Why the child is not ready yet, for the log."""
+
+    words: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -55,7 +63,7 @@ class Log(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):
-    """The model cannot be served; one line. The child exits."""
+    """The model cannot be served, or not any more; one line. The child exits."""
 
     message: str
 
@@ -76,7 +84,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 ToChild = Start | Vocabulary | Submit | Abort
-ToParent = Ready | Log | Fatal | Report | Refused
+ToParent = Waiting | Log | Ready | Fatal | Report | Refused
 
 HEARTBEAT_S = 0.2
 

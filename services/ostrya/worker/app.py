@@ -7,6 +7,7 @@ the worker's id, the worker says so and exits 1, and its supervisor starts a fre
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from ostrya.engine import memory
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.process import EngineProcess
 from ostrya.engine.types import EngineInfo
+from ostrya.engine.world import ranks_per_host
 from ostrya.errors import Fenced, ModelLoadError
 from ostrya.fetch import report as start_report
 from ostrya.prefix.chain import ChainKey, self_test
@@ -30,10 +32,12 @@ from ostrya.service.server import GrpcServer, stop_signal
 from ostrya.state import keys
 from ostrya.state.members import Member
 from ostrya.worker.aliases import VllmAliases
+from ostrya.worker.following import follow
 from ostrya.worker.lasting import Cause, LastingEngine, Start
 from ostrya.worker.metrics import WorkerMetrics
 from ostrya.worker.publisher import Publisher
 from ostrya.worker.remarks import Remarks
+from ostrya.worker.role import role
 from ostrya.worker.servicer import WorkerServicer
 from ostrya.worker.settings import WorkerSettings
 
@@ -54,14 +58,24 @@ async def serve(
 ) -> int:
     """Runs a worker until SIGTERM or SIGINT (0), or until it cannot go on (1); one more signal ends its drain.
 
-    `factory` ("module:function") replaces the backend's own runner; `vocabulary` says what each token spells.
+    `factory` ("module:function") replaces the backend's own runner; `vocabulary` says what each token spells. On a host
+    other than the first of a slice it follows that one. ConfigError when settings or environment leave no role.
     """
+    slice_ = role(settings, os.environ)
+    ranks_per_host(config, slice_.num_hosts)
+    if slice_.host:
+        return await follow(settings, config, slice_, factory=factory)
     logs.setup("worker", settings.log_level)
     descriptors.raise_limit()
     stop = stop_signal()
     stopping = asyncio.create_task(stop.wait())
     start = partial(
-        EngineProcess.start, config, max_waiting=settings.max_waiting, factory=factory, vocabulary=vocabulary
+        EngineProcess.start,
+        config,
+        max_waiting=settings.max_waiting,
+        factory=factory,
+        slice_=slice_,
+        vocabulary=vocabulary,
     )
     starting = asyncio.create_task(start())
     registry = CollectorRegistry()

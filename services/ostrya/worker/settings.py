@@ -29,6 +29,18 @@ class WorkerSettings:
     max_message_bytes: int = 8 << 20
     """A 128k-token prompt is below 0.5 MiB."""
     drain_timeout_s: float = 30.0
+    hosts: int | None = None
+    """Hosts of this replica's slice; unset = as LeaderWorkerSet or GKE say in the environment, else 1."""
+    host_index: int | None = None
+    """Which of them this is, with hosts: 0 serves, the others follow it."""
+    leader_address: str = ""
+    """Name or address of host 0 for the others, with hosts; only there it awaits them."""
+    slice_port: int = 50053
+    """Where host 0 awaits the others; collectives may meet at the next one."""
+    slice_secret_file: str = ""
+    """A file with what the hosts of this slice know and no stranger does; empty = the network keeps strangers out."""
+    join_timeout_s: float = 300.0
+    """How long host 0 waits for the others before it ends and says who is missing."""
     start_report_dir: str = ""
     """Where `ostrya fetch` left its reports; they become start-up phases in the metrics. Empty = none."""
     metric_aliases: bool = False
@@ -63,6 +75,25 @@ class WorkerSettings:
             problems.append(f"max_waiting is {self.max_waiting}; it must be at least 1")
         if self.max_message_bytes < 1024:
             problems.append(f"max_message_bytes is {self.max_message_bytes}; it must be at least 1024")
-        problems += checks.seconds("drain_timeout_s", self.drain_timeout_s)
+        problems += [*checks.seconds("drain_timeout_s", self.drain_timeout_s), *self._slice_problems()]
         if problems:
             raise ConfigError(problems)
+
+    def _slice_problems(self) -> list[str]:
+        problems = [*checks.port("slice_port", self.slice_port), *checks.seconds("join_timeout_s", self.join_timeout_s)]
+        if self.hosts is None:
+            problems += [
+                f"{name} is set but not hosts; set hosts, or leave the role to the environment"
+                for name in ("host_index", "leader_address")
+                if getattr(self, name) not in (None, "")
+            ]
+        elif self.hosts < 1:
+            problems.append(f"hosts is {self.hosts}; it must be at least 1")
+        elif self.hosts > 1:
+            if self.host_index is None or not self.leader_address:
+                problems.append(f"hosts is {self.hosts}; it needs host_index and leader_address too")
+            elif not 0 <= self.host_index < self.hosts:
+                problems.append(f"host_index is {self.host_index}; it must be 0 to {self.hosts - 1}")
+            if not 1 <= self.slice_port <= 65534:
+                problems.append(f"slice_port is {self.slice_port}; with several hosts it must be 1 to 65534")
+        return problems

@@ -8,7 +8,7 @@ import pytest
 
 from ostrya.capacity.hf_config import read_spec
 from ostrya.capacity.hf_kinds import KINDS
-from ostrya.capacity.layers import Part
+from ostrya.capacity.layers import DenseFfn, MoeFfn, Part
 from ostrya.capacity.memory import kv_bytes_per_token, state_bytes
 from ostrya.capacity.mixers import GroupedAttention
 from ostrya.capacity.models import find_model
@@ -104,8 +104,11 @@ def test_the_name_is_the_folders(tmp_path: Path) -> None:
         ({**KIMI_LINEAR, "first_k_dense_replace": 28}, "first_k_dense_replace is 28; .* from 0 to 27"),
         ({**DEEPSEEK_V4, "num_hash_layers": 44}, "num_hash_layers is 44; it must be a whole number from 0 to 43"),
         ({**KIMI_LINEAR, "linear_attn_config": [1]}, "linear_attn_config is a list; it must be an object"),
-        ({**QWEN3_MOE, "mlp_only_layers": [0, 1]}, "mlp_only_layers is not empty"),
-        ({**QWEN3_MOE, "decoder_sparse_step": 2}, "decoder_sparse_step is not 1"),
+        ({**QWEN3_MOE, "mlp_only_layers": [0, 1]}, "lacks intermediate_size"),
+        (
+            {**QWEN3_MOE, "intermediate_size": 6144, "mlp_only_layers": [1], "quantization_config": {}},
+            "dense layers between those with experts, which this kind's reader cannot express quantized",
+        ),
         ({**QWEN3_MOE, "num_experts_per_tok": 200}, "200 experts per token are more than the 128 it has"),
         ({**LLAMA, "model_type": "deepseek_v41"}, "use --model deepseek-v4.1-flash"),
         ({**LLAMA, "model_type": "beam"}, "use --model beam-1.0-501b"),
@@ -160,6 +163,23 @@ def test_what_is_usual_and_changes_nothing_is_read(tmp_path: Path) -> None:
     more = {"mlp_only_layers": [], "decoder_sparse_step": 1, "intermediate_size": 6144, "max_window_layers": 48}
     off = {"sliding_window": 4096, "use_sliding_window": False, "layer_types": ["full_attention"] * 48}
     assert read_spec(written(tmp_path, {**QWEN3_MOE, **more, **off})).layers == find_model("qwen3-30b-a3b").layers
+
+
+def test_dense_layers_between_those_with_experts_are_read(tmp_path: Path) -> None:
+    changes: dict[str, object] = {"mlp_only_layers": [0, 3], "decoder_sparse_step": 2, "intermediate_size": 6144}
+    spec = read_spec(written(tmp_path, {**QWEN3_MOE, **changes}))
+    assert {type(layers.ffn): layers.count for layers in spec.layers} == {DenseFfn: 25, MoeFfn: 23}
+    hybrid = QWEN3_5_MOE["text_config"]
+    assert isinstance(hybrid, dict)
+    with pytest.raises(ConfigError, match="dense layers between those with experts, which this"):
+        read_spec(written(tmp_path, {**QWEN3_5_MOE, "text_config": {**hybrid, "decoder_sparse_step": 2}}))
+
+
+def test_mixtral_8x7b_has_as_many_parameters_as_announced(tmp_path: Path) -> None:
+    sizes = {"num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000, "sliding_window": None}
+    spec = read_spec(written(tmp_path, {**LLAMA, "model_type": "mixtral", **sizes}))
+    # mistral.ai/news/mixtral-of-experts: 46.7 B, 12.9 B active.
+    assert num_params(spec) == pytest.approx(46.7e9, rel=2e-3)
 
 
 def test_a_window_of_mistral_and_biases_of_qwen2_are_read(tmp_path: Path) -> None:

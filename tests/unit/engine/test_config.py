@@ -20,13 +20,27 @@ def test_what_can_work_is_taken_though_the_model_is_not_there(values: dict[str, 
     ("values", "words"),
     [
         ({"tensor_parallel": 0, "backend": "xla"}, "tensor_parallel is 0; it must be at least 1"),
-        ({"tensor_parallel": 2}, "tensor_parallel is 2; backend cpu has one device: it must be 1"),
     ],
 )
 def test_tensor_parallel_must_fit_the_backend(values: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         config(num_pages=1, **values).check()
     assert refused.value.problems == (words, "num_pages is 1; it must be at least 2")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"expert_parallel": 3}, "expert_parallel is 3; it must divide tensor_parallel (8)"),
+        ({"expert_parallel": 0}, "expert_parallel is 0; it must divide tensor_parallel (8)"),
+        ({"expert_exchange_tokens": 0}, "expert_exchange_tokens is 0; it must be at least 1"),
+    ],
+)
+def test_groups_of_experts_are_whole_numbers_of_devices(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config(backend="xla", tensor_parallel=8, **values).check()
+    assert refused.value.problems == (words,)
+    config(backend="xla", tensor_parallel=8, expert_parallel=4, expert_exchange_tokens=64).check()
 
 
 @pytest.mark.parametrize("seconds", [-0.1, float("nan"), float("inf")])

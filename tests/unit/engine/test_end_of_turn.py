@@ -1,5 +1,6 @@
 """The engine stops where the text side says that a turn ends, whatever the weights' file calls its end."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,9 @@ def loaded(path: Path, eos_token_ids: tuple[int, ...]) -> tuple[Engine, tuple[in
         max_step_tokens=16,
         num_threads=1,
     )
-    engine, info = child._load(wire.Start(config, "ostrya.engine.backends.cpu:load_runner"))
+    with socket.socket() as nobody:
+        start = wire.Start(config, "ostrya.engine.backends.cpu:load_runner")
+        engine, info = child._load(start, child.Parent(nobody))
     return engine, info.eos_token_ids
 
 

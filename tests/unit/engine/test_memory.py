@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -15,11 +16,13 @@ from ostrya.capacity.memory import USABLE_RATIO
 from ostrya.engine import memory
 from ostrya.engine.backends.cpu_weights import CpuBuilder
 from ostrya.engine.config import AUTO_PAGES, EngineConfig
-from ostrya.engine.models.sharding import Mesh, Sharding
+from ostrya.engine.models.sharding import Mesh, Sharding, problem_of
 from ostrya.engine.models.source import open_source
-from ostrya.engine.models.spec import DecoderSpec
+from ostrya.engine.models.spec import DecoderSpec, RoutedFfn
 from ostrya.engine.models.weights import read_weights
 from ostrya.errors import ConfigError
+from tests.fakes.collectives import alone
+from tests.numerics.tiny_families import FAMILIES
 from tests.unit.engine.models.checkpoints import Tiny, write_directory
 
 CONFIG = EngineConfig(model_path="/", model_name="tiny", tokenizer_fingerprint="", num_pages=AUTO_PAGES, page_size=4)
@@ -51,17 +54,38 @@ def test_one_page_more_would_not_fit(limit: int, weights: int, scratch: int, pag
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("num_shards", [1, 2, 8])
-def test_weights_are_counted_to_the_byte(dtype: str, num_shards: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mesh", [Mesh(), Mesh(tensor=2), Mesh(tensor=8), Mesh(expert=2, tensor=2)], ids=str)
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+def test_weights_are_counted_to_the_byte(
+    dtype: Literal["float32", "bfloat16"], mesh: Mesh, family: str, tmp_path: Path
+) -> None:
     """Where matrices are dense and nothing is kept twice, what capacity counts is what a backend keeps."""
-    tiny = Tiny(num_heads=8, num_kv_heads=8, vocab_size=128, tied=False)
-    source = open_source(write_directory(tmp_path / "m", tiny, tiny.weights()))
-    config = EngineConfig(model_path="/", model_name="tiny", tokenizer_fingerprint="", dtype=dtype)  # type: ignore[arg-type]
-    sharding = Sharding(source.spec, Mesh(tensor=num_shards))
-    builder = CpuBuilder({"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype], "auto", Shard(0, num_shards))
+    if family == "llama":
+        tiny = Tiny(num_heads=8, num_kv_heads=8, vocab_size=128, tied=False)
+        source = open_source(write_directory(tmp_path / "m", tiny, tiny.weights()))
+    else:
+        source = open_source(FAMILIES[family].write(tmp_path / "m"))
+    if problem_of(source.spec, mesh):
+        return
+    config = EngineConfig(model_path="/", model_name="tiny", tokenizer_fingerprint="", dtype=dtype)
+    sharding = Sharding(source.spec, mesh)
+    builder = CpuBuilder(getattr(torch, dtype), "auto", alone(0, mesh.num_shards), mesh=mesh)
     read_weights(source, builder, sharding)
     builder.choose(4)
-    assert builder.num_bytes == memory.least_weight_bytes(sharding.local, config)
+    assert builder.num_bytes - kept_twice(sharding, config) == memory.least_weight_bytes(sharding.local, config)
+
+
+def kept_twice(sharding: Sharding, config: EngineConfig) -> int:
+    """What this backend has copies of: a tied table, to look up in, a norm of queries and keys for each head, in
+    float32, and in each group of experts the whole router."""
+    local = sharding.local
+    width = {"bfloat16": 2, "float32": 4}[config.dtype]
+    num_bytes = local.vocab_size * local.hidden * width if local.tied_embeddings else 0
+    for sizes in (layer.mixer.sizes for layer in local.layers):
+        if sizes.qk_norm:
+            num_bytes += (4 * (sizes.num_heads + sizes.num_kv_heads) - 2 * width) * sizes.head_dim
+    routed = [layer.ffn.sizes.num_experts for layer in local.layers if isinstance(layer.ffn, RoutedFfn)]
+    return num_bytes + 4 * sum(routed) * (sharding.mesh.expert - 1) * local.hidden
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
@@ -79,19 +103,6 @@ def test_narrow_weights_take_at_least_what_is_counted(weights: str, tied: bool, 
     assert counted + table * (2 if tied else 0.75) == builder.num_bytes
     dense = memory.least_weight_bytes(source.spec, CONFIG)
     assert counted < dense
-
-
-class Shard:
-    """Collectives that nobody calls."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-    def add_up(self, x: torch.Tensor) -> torch.Tensor:
-        raise AssertionError
-
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
-        raise AssertionError
 
 
 def test_a_page_is_what_its_tokens_take_in_all_layers(spec: DecoderSpec) -> None:

@@ -7,6 +7,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from ostrya.router.metrics import KubernetesMetrics, RouterMetrics
 from ostrya.service.metrics import MetricsEndpoint
+from ostrya.worker.following import FollowerMetrics
 from ostrya.worker.metrics import WorkerMetrics
 from ostrya.worker.usage import EngineUsage
 
@@ -17,6 +18,7 @@ def families() -> dict[str, str]:
     RouterMetrics(registry, model="m", pool="p")
     KubernetesMetrics(registry)
     WorkerMetrics(registry, model="m")
+    FollowerMetrics(registry, model="m")
     MetricsEndpoint(registry, "127.0.0.1", 0)
     return dict(_families(registry))
 

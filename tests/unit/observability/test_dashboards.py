@@ -41,6 +41,8 @@ NOT_SHOWN = {
     "ostrya_worker_undecodable_requests": "the same",
     "ostrya_worker_padding_waste_ratio": "since the start; the panel shows the waste of now, from the two counters",
     "ostrya_worker_prompt_tokens": "prefill and the prefix cache are shown, of which it is the sum",
+    "ostrya_worker_follower_steps": "of the other hosts of a slice; host 0 shows the same steps",
+    "ostrya_worker_follower_restarts": "the same; host 0 shows its own restarts, which come with them",
 }
 """Exported, and on no dashboard on purpose."""
 

@@ -1,5 +1,6 @@
-"""Qwen models with experts or gated delta nets: Qwen3-30B-A3B, Qwen3.8-27B, Qwen3.5-397B-A17B."""
+"""Models with experts or gated delta nets, most of them Qwen's: Qwen3-30B-A3B, Qwen3.8-27B, Qwen3.5-397B-A17B."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -12,23 +13,22 @@ FULL_ATTENTION_INTERVAL = 4
 """Of the hybrids: three gated delta nets, one full attention (config field full_attention_interval)."""
 
 
-def qwen3_moe(
+def moe_like(
     *,
     name: str,
-    num_layers: int,
     hidden: int,
     attention: GroupedAttention,
-    ffn: MoeFfn,
+    ffns: Sequence[Ffn],
     vocab_size: int,
     max_context_tokens: int,
     tied_embeddings: bool = False,
     announced: Announced | None = None,
 ) -> ModelSpec:
-    """Equal layers of grouped attention and routed experts."""
+    """Qwen2, Qwen3 and Mixtral: equal grouped attention, and a feed-forward network for each layer."""
     return ModelSpec(
         name=name,
         hidden=hidden,
-        layers=(Layers(count=num_layers, mixer=attention, ffn=ffn, num_norm_params=2 * hidden),),
+        layers=stacked([(attention, ffn) for ffn in ffns], num_norm_params=2 * hidden),
         vocab_size=vocab_size,
         tied_embeddings=tied_embeddings,
         max_context_tokens=max_context_tokens,
@@ -65,12 +65,11 @@ def qwen3_hybrid(
 
 def qwen3_30b_a3b() -> ModelSpec:
     """Source: config.json of Qwen/Qwen3-30B-A3B; its card says 30.5 B and 3.3 B active, embedding counted (3.35 B)."""
-    return qwen3_moe(
+    return moe_like(
         name="qwen3-30b-a3b",
-        num_layers=48,
         hidden=2048,
         attention=GroupedAttention(num_heads=32, num_kv_heads=4, head_dim=128, qk_norm=True),
-        ffn=MoeFfn(num_experts=128, top_k=8, inner=768, router_bias=False),
+        ffns=[MoeFfn(num_experts=128, top_k=8, inner=768, router_bias=False)] * 48,
         vocab_size=151936,
         max_context_tokens=40960,
         announced=Announced(num_params=30.5e9, num_params_active=3.3e9, active_counts_embedding=True),

@@ -1,14 +1,17 @@
 """The seam between the engine and what runs the mathematics. The engine knows these protocols and no backend."""
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import Bucket, Scores, StepPlan
 from ostrya.engine.types import Memory
+from ostrya.engine.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +68,14 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Waits for launched steps and frees the device."""
+
+
+RunnerFactory: TypeAlias = Callable[[EngineConfig, World], tuple[Runner, LoadedModel]]
+"""Loads this rank's part of the model. ModelLoadError or ConfigError when it cannot be served."""
+
+
+def factory_of(name: str) -> RunnerFactory:
+    """By its "module:function"."""
+    module, _, function = name.partition(":")
+    factory: RunnerFactory = getattr(importlib.import_module(module), function)
+    return factory

@@ -34,6 +34,10 @@ class Collectives(Protocol):
         """[size, ...]: that of each process."""
         ...
 
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Of [size, ...] x[i] goes to process i; [size, ...]: what each process had for this one."""
+        ...
+
 
 class Gloo:
     """Collectives on CPU. One in a process."""
@@ -61,6 +65,11 @@ class Gloo:
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.all_gather(parts, x.contiguous())
         return torch.stack(parts)
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        received = torch.empty_like(x)
+        dist.all_to_all_single(received, x)
+        return received
 
     def close(self) -> None:
         """Leaves; the others' next call fails."""

@@ -86,14 +86,20 @@ class CpuRunner:
         source = open_source(Path(config.model_path))
         self.context_tokens = _context_tokens(config, source.spec.context_tokens)
         self.vocab_size = source.spec.vocab_size
-        sharding = Sharding(source.spec, mesh := Mesh(tensor=world.size))
+        sharding = Sharding(source.spec, mesh := _mesh(config, world))
         self.spec = sharding.local
         limit_bytes = _memory_limit_bytes(config, world)
         require_room(source.spec, config, mesh, limit_bytes=limit_bytes)
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         self._page_size = config.page_size
         self._collectives = Gloo(world) if world.size > 1 else None
-        builder = CpuBuilder(self._dtype, config.weights, self._collectives)
+        builder = CpuBuilder(
+            self._dtype,
+            config.weights,
+            self._collectives,
+            mesh=mesh,
+            exchange_tokens=config.expert_exchange_tokens,
+        )
         self._weights = read_weights(source, builder, sharding)
         self.load_bytes = source.num_bytes_read
         self._kept = builder.choose(config.max_running)
@@ -233,6 +239,13 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
+def _mesh(config: EngineConfig, world: World) -> Mesh:
+    num_groups = config.expert_parallel
+    if world.size % num_groups:
+        raise ConfigError([f"expert_parallel is {num_groups}; it must divide the {world.size} processes"])
+    return Mesh(expert=num_groups, tensor=world.size // num_groups)
+
+
 def _context_tokens(config: EngineConfig, limit: int) -> int:
     wanted = config.max_context_tokens
     if wanted is not None and not 1 <= wanted <= limit:
@@ -241,11 +254,11 @@ def _context_tokens(config: EngineConfig, limit: int) -> int:
 
 
 def _memory_limit_bytes(config: EngineConfig, world: World) -> int | None:
-    """Of one process, before it has loaded anything. They may all be on this machine."""
+    """Of one process, before it has loaded anything. It shares with those of its host."""
     if config.memory_limit_bytes is not None:
         return config.memory_limit_bytes
     available = available_bytes()
-    return None if available is None else available // world.size
+    return None if available is None else available * world.num_hosts // world.size
 
 
 def _scratch_plan(bucket: Bucket, num_tokens: int) -> StepPlan:

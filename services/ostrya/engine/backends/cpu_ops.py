@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ostrya.engine.backends.kernels.attention import PagedAttention
-from ostrya.engine.models.ops import Embedding, Norm
+from ostrya.engine.models.ops import Embedding, Experts, Norm
 from ostrya.engine.models.spec import Activation, Attention, DecoderSpec, Rope
 from ostrya.engine.plan import StepPlan
 
@@ -58,6 +58,7 @@ class CpuOps:
         self, plan: StepPlan, tables: MixerTables, *, num_tokens: int, page_size: int, dtype: torch.dtype
     ) -> None:
         """`num_tokens` is how much of the plan's padded length is computed."""
+        self._num_real = min(plan.num_tokens, num_tokens)
         positions_T = torch.from_numpy(plan.positions[:num_tokens])
         self._slots_T = torch.from_numpy(plan.slot_mapping[:num_tokens]).long()
         self._index_of = tables.index_of
@@ -72,10 +73,12 @@ class CpuOps:
         return x_TD.add_(y_TD)
 
     def gate(self, gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
-        gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
-        if activation is Activation.SILU:
-            return F.silu(gate_TF).mul_(up_TF)
-        return F.gelu(gate_TF, approximate="tanh").mul_(up_TF)
+        return gated(gate_up_TF, activation)
+
+    def routed(self, experts: Experts, x_TD: torch.Tensor) -> torch.Tensor:
+        # Padding would have experts read that nobody needs.
+        y_TD = experts(x_TD[: self._num_real])
+        return F.pad(y_TD, (0, 0, 0, len(x_TD) - self._num_real))
 
     def rotate(self, qkv_TXH: torch.Tensor, mixer: Attention, norm: Norm | None) -> torch.Tensor:
         num_heads = mixer.sizes.num_heads + mixer.sizes.num_kv_heads
@@ -97,6 +100,14 @@ class CpuOps:
         kv_pages_PSCH.view(-1, 2 * sizes.num_kv_heads, sizes.head_dim).index_copy_(0, self._slots_T, kv_TCH)
         attention = self._attention[self._index_of[id(mixer)]]
         return attention(qkv_TXH.narrow(1, 0, sizes.num_heads), kv_pages_PSCH), kv_pages_PSCH
+
+
+def gated(gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """activation(first half) * second half."""
+    gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
+    if activation is Activation.SILU:
+        return F.silu(gate_TF).mul_(up_TF)
+    return F.gelu(gate_TF, approximate="tanh").mul_(up_TF)
 
 
 def rotary_table(rope: Rope, *, head_dim: int, num_positions: int) -> torch.Tensor:

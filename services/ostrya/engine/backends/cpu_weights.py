@@ -6,17 +6,24 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from ostrya.engine.backends.collectives import Collectives
-from ostrya.engine.backends.cpu_ops import RmsNorm, look_up
+from ostrya.engine.backends.cpu_ops import RmsNorm, gated, look_up
+from ostrya.engine.backends.exchange import ProcessExchange, exchanged
+from ostrya.engine.backends.kernels.experts import GroupedExperts
 from ostrya.engine.backends.kernels.linear import make_linear
 from ostrya.engine.backends.kernels.quantized import fits_kernel, make_quantized_linear, packed_bytes
 from ostrya.engine.buckets import MIN_ROWS
 from ostrya.engine.config import Weights
-from ostrya.engine.models.ops import Embedding, Linear, Matrix, Norm
+from ostrya.engine.models.ops import Embedding, Experts, Linear, Matrix, Norm
 from ostrya.engine.models.quantized import Bits, Quantized, rounded
+from ostrya.engine.models.routing import route
+from ostrya.engine.models.sharding import Axis, Mesh
+from ostrya.engine.models.spec import RoutedFfn
 
 _ANY_ROWS = 1 << 30
 _MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -72,11 +79,22 @@ class Kept:
 class CpuBuilder:
     """A Builder; `choose` ends it."""
 
-    def __init__(self, dtype: torch.dtype, weights: Weights, collectives: Collectives | None = None) -> None:
-        """Without collectives, of a model that is whole here."""
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        weights: Weights,
+        collectives: Collectives | None = None,
+        *,
+        mesh: Mesh | None = None,
+        exchange_tokens: int | None = None,
+    ) -> None:
+        """Without collectives, of a model that is whole here. Steps of `exchange_tokens` and more are sent to their
+        experts (exchange.py)."""
         self.dtype = dtype
         self.num_bytes = 0
         """Of the weights kept so far."""
+        self._mesh, self._exchange_tokens = mesh or Mesh(), exchange_tokens
+        self._experts: list[GroupedExperts] = []
         self.shard = 0 if collectives is None else collectives.rank
         self._collectives = collectives
         self._is_auto = weights == "auto" and dtype is torch.bfloat16
@@ -107,6 +125,32 @@ class CpuBuilder:
         self.num_bytes += num_bytes
         return rows if self._collectives is None else _of_all_shards(rows, table.shape[0], self._collectives)
 
+    def router(self, weight_ED: torch.Tensor) -> Linear:
+        self.num_bytes += weight_ED.nbytes
+        product = make_linear(weight_ED)
+        # Fewer rows take another kernel, whose last bits could choose other experts.
+        return lambda x_TD: product(F.pad(x_TD, (0, 0, 0, max(0, MIN_ROWS - len(x_TD)))))[: len(x_TD)]
+
+    def experts(self, ffn: RoutedFfn, router: Linear, gate_up: Sequence[Matrix], down: Sequence[Matrix]) -> Experts:
+        group, _ = self._mesh.place((Axis.EXPERT,), self.shard)
+        own = GroupedExperts(
+            [self._kept(self._layers, matrix, None) for matrix in gate_up],
+            [self._kept(self._layers, matrix, None) for matrix in down],
+            partial(gated, activation=ffn.activation),
+            first=group * ffn.sizes.num_experts,
+        )
+        self._experts.append(own)
+        collectives = self._collectives
+        exchange = None if collectives is None else ProcessExchange(collectives)
+
+        def mix(x_TD: torch.Tensor) -> torch.Tensor:
+            if exchange is not None and self._exchange_tokens is not None and len(x_TD) >= self._exchange_tokens:
+                return exchanged(x_TD, exchange, lambda x_CD: route(router(x_CD), ffn), own, sent_as=self.dtype)
+            y_TD = own(x_TD.to(self.dtype), *route(router(x_TD), ffn))
+            return y_TD if collectives is None else collectives.add_up(y_TD)
+
+        return mix
+
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:
         self.num_bytes += weight.nbytes
         return RmsNorm(weight, eps)
@@ -114,6 +158,8 @@ class CpuBuilder:
     def choose(self, max_rows: int) -> Kept:
         """Measures both copies of the matrices that have two, at 1 to `max_rows` rows, and drops what is slower."""
         layer_rows, layers = self._chosen(self._layers, max_rows)
+        for experts in self._experts:
+            experts.exact_rows = layer_rows
         head_rows, head = self._chosen(self._head, max_rows)
         return Kept(layer_rows=layer_rows, head_rows=head_rows, description=f"layers {layers}; head {head}")
 

@@ -7,14 +7,18 @@ Shapes: see models/ops.py; S shards, h = H / 2 rotary pairs, C = 2K (keys, then 
 L = P * page_size keys of a row, A page_size * pages of the pool: slots.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from ostrya.engine.models.ops import Embedding, Linear, Matrix, Norm
-from ostrya.engine.models.spec import Activation, Attention, DecoderSpec, Rope
+from ostrya.engine.backends.exchange import Exchange, exchanged
+from ostrya.engine.backends.static_experts import StaticExperts
+from ostrya.engine.models.ops import Embedding, Experts, Linear, Matrix, Norm
+from ostrya.engine.models.routing import route
+from ostrya.engine.models.spec import Activation, Attention, DecoderSpec, Rope, RoutedFfn
 
 AddUp = Callable[[torch.Tensor], torch.Tensor]
 Placed = Callable[[torch.Tensor], torch.Tensor]
@@ -38,12 +42,19 @@ class StaticBuilder:
         dtype: torch.dtype = torch.float32,
         placed: Placed = unchanged,
         add_up: AddUp = unchanged,
+        expert_group: torch.Tensor | None = None,
+        exchange: Exchange | None = None,
+        exchange_tokens: int | None = None,
     ) -> None:
         """`first_token`: of the shard's part of the vocabulary, [] or [S, 1]. `add_up`: the sum over shards, of the
-        shard's tensor or of one with S in front."""
+        shard's tensor or of one with S in front. `expert_group`: of a model with experts, where the shard stands on
+        the axis `expert`, [] or [S, 1]; None = it has all of them. Steps of `exchange_tokens` and more go to their
+        experts through `exchange`."""
         self.shard, self.dtype = shard, dtype
         self._first_token = placed(first_token)
         self._placed, self._add_up = placed, add_up
+        self._expert_group = placed(torch.zeros_like(first_token) if expert_group is None else expert_group)
+        self._exchange, self._exchange_tokens = exchange, exchange_tokens
 
     def linear(self, matrix: Matrix, bias_O: torch.Tensor | None = None) -> Linear:
         product = self._product(matrix, bias_O)
@@ -64,9 +75,34 @@ class StaticBuilder:
 
         return look_up
 
+    def router(self, weight_ED: torch.Tensor) -> Linear:
+        weight_DE = self._placed(weight_ED.T.contiguous())
+        return lambda x_TD: x_TD @ weight_DE
+
+    def experts(self, ffn: RoutedFfn, router: Linear, gate_up: Sequence[Matrix], down: Sequence[Matrix]) -> Experts:
+        group = self._expert_group
+        own = StaticExperts(
+            gate_up_EDF=self._stacked(gate_up),
+            down_EID=self._stacked(down),
+            first_expert=(group.unsqueeze(-1) if group.dim() else group) * ffn.sizes.num_experts,
+            gate=partial(gated, activation=ffn.activation),
+        )
+
+        def mix(x_TD: torch.Tensor) -> torch.Tensor:
+            if self._exchange is None or self._exchange_tokens is None or x_TD.shape[0] < self._exchange_tokens:
+                return self._add_up(own(x_TD, *route(router(x_TD), ffn)))
+            return exchanged(x_TD, self._exchange, lambda x_CD: route(router(x_CD), ffn), own, sent_as=own.dtype)
+
+        return mix
+
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:
         weight = self._placed(weight)
         return lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+    def _stacked(self, matrices: Sequence[Matrix]) -> torch.Tensor:
+        """[E, in, out], or [S, E, in, out]."""
+        dense = [matrix.dense().transpose(-1, -2) for matrix in matrices]
+        return self._placed(torch.stack(dense, dim=-3))
 
     def _product(self, matrix: Matrix, bias_O: torch.Tensor | None) -> Linear:
         weight_IO = self._placed(matrix.dense().transpose(-1, -2).contiguous())
@@ -91,9 +127,10 @@ class StaticOps:
         return x_TD + y_TD
 
     def gate(self, gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
-        gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
-        opened_TF = F.silu(gate_TF) if activation is Activation.SILU else F.gelu(gate_TF, approximate="tanh")
-        return opened_TF * up_TF
+        return gated(gate_up_TF, activation)
+
+    def routed(self, experts: Experts, x_TD: torch.Tensor) -> torch.Tensor:
+        return experts(x_TD)
 
     def rotate(self, qkv_TXH: torch.Tensor, mixer: Attention, norm: Norm | None) -> torch.Tensor:
         sizes = mixer.sizes
@@ -133,6 +170,12 @@ class StaticOps:
         if mixer.sizes.window_tokens is not None:
             hidden_TL = hidden_TL | (behind_TL >= mixer.sizes.window_tokens)
         return hidden_TL
+
+
+def gated(gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
+    gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
+    opened_TF = F.silu(gate_TF) if activation is Activation.SILU else F.gelu(gate_TF, approximate="tanh")
+    return opened_TF * up_TF
 
 
 def rotation(positions_T: torch.Tensor, rope: Rope, *, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ostrya.engine.models.ops import Embedding, Kv, Linear, Norm, Ops
-from ostrya.engine.models.spec import Attention, DecoderSpec, LayerSpec
+from ostrya.engine.models.ops import Embedding, Experts, Kv, Linear, Norm, Ops
+from ostrya.engine.models.spec import Activation, Attention, DecoderSpec, LayerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +30,27 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FfnWeights:
+class GatedWeights:
     """gate_up is fused."""
 
-    norm: Norm
     gate_up: Linear
     down: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedWeights:
+    """A mixture of experts, and what every token goes through beside it."""
+
+    experts: Experts
+    shared: GatedWeights | None
+    shared_gate: Linear | None
+    """To one value a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FfnWeights:
+    norm: Norm
+    network: GatedWeights | RoutedWeights
     post_norm: Norm | None
 
 
@@ -82,8 +97,8 @@ def layer(ops: Ops[Kv], spec: LayerSpec, weights: LayerWeights, x_TD: torch.Tens
     mixed_TD, kv = _attention(ops, spec.mixer, weights.mixer, x_TD, kv)
     x_TD = ops.add(x_TD, mixed_TD)
     ffn = weights.ffn
-    gated_TF = ops.gate(ffn.gate_up(ffn.norm(x_TD)), spec.ffn.activation)
-    return ops.add(x_TD, _normed(ffn.post_norm, ffn.down(gated_TF))), kv
+    y_TD = _feed_forward(ops, spec.ffn.activation, ffn.network, ffn.norm(x_TD))
+    return ops.add(x_TD, _normed(ffn.post_norm, y_TD)), kv
 
 
 def _attention(
@@ -94,6 +109,20 @@ def _attention(
     qkv_TXH = ops.rotate(qkv_TXH, mixer, weights.qk_norm)
     out_TE, kv = ops.attend(qkv_TXH, mixer, kv)
     return _normed(weights.post_norm, weights.output(out_TE)), kv
+
+
+def _feed_forward(
+    ops: Ops[Kv], activation: Activation, weights: GatedWeights | RoutedWeights, x_TD: torch.Tensor
+) -> torch.Tensor:
+    if isinstance(weights, GatedWeights):
+        return weights.down(ops.gate(weights.gate_up(x_TD), activation))
+    y_TD = ops.routed(weights.experts, x_TD)
+    if weights.shared is None:
+        return y_TD
+    shared_TD = _feed_forward(ops, activation, weights.shared, x_TD)
+    if weights.shared_gate is not None:
+        shared_TD = shared_TD * weights.shared_gate(x_TD).sigmoid()
+    return ops.add(y_TD, shared_TD)
 
 
 def _normed(norm: Norm | None, y_TD: torch.Tensor) -> torch.Tensor:

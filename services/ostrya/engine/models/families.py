@@ -2,9 +2,9 @@
 
 from ostrya.engine.models.gemma import GEMMA3
 from ostrya.engine.models.llama import LLAMA
-from ostrya.engine.models.qwen import QWEN2, QWEN3
+from ostrya.engine.models.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 
-FAMILIES = (LLAMA, QWEN2, QWEN3, GEMMA3)
+FAMILIES = (LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA3)
 
 BY_ARCHITECTURE = {family.gguf_architecture: family for family in FAMILIES}
 """By a GGUF file's general.architecture."""

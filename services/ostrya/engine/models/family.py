@@ -3,13 +3,13 @@
 Each family has a file of its own beside this one; families.py lists them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from ostrya.capacity.mixers import GroupedAttention
-from ostrya.engine.models.spec import Activation, Attention, DecoderSpec, GatedFfn, LayerSpec, Rope
+from ostrya.engine.models.spec import Activation, Attention, DecoderSpec, GatedFfn, LayerSpec, Rope, RoutedFfn
 
 if TYPE_CHECKING:
     from ostrya.engine.models.gguf_metadata import GgufMetadata
@@ -41,7 +41,7 @@ class Family:
     from_gguf: "Callable[[GgufMetadata], DecoderSpec]"
     from_config: "Callable[[JsonConfig], DecoderSpec]"
     layer_names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
-    """Of tensors within a layer: GGUF's name -> Hugging Face's."""
+    """Of tensors within a layer: GGUF's name -> Hugging Face's, where {} is the number of an expert."""
     gguf_halves_apart: bool = True
     """Whether a GGUF file pairs rotary element i with i + H/2, as Hugging Face directories always do."""
     norm_offset: float = 0.0
@@ -67,10 +67,19 @@ class Description(Protocol):
 
 def alike(description: Description, *, qk_norm: bool = False, qkv_bias: bool = False) -> DecoderSpec:
     """A model of equal Llama layers, which may norm queries and keys or add biases to them."""
+    ffns = [description.ffn(Activation.SILU)] * description.num_layers
+    return with_ffns(description, ffns, qk_norm=qk_norm, qkv_bias=qkv_bias)
+
+
+def with_ffns(
+    description: Description,
+    ffns: Sequence[GatedFfn | RoutedFfn],
+    *,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
+) -> DecoderSpec:
+    """The same with a feed-forward network for each layer."""
     sizes = description.attention(qk_norm=qk_norm, qkv_bias=qkv_bias)
-    layer = LayerSpec(
-        mixer=Attention(sizes=sizes, rope=description.rope(), scale=sizes.head_dim**-0.5),
-        ffn=description.ffn(Activation.SILU),
-        post_norms=False,
-    )
-    return description.decoder((layer,) * description.num_layers)
+    mixer = Attention(sizes=sizes, rope=description.rope(), scale=sizes.head_dim**-0.5)
+    layers = {ffn: LayerSpec(mixer=mixer, ffn=ffn, post_norms=False) for ffn in dict.fromkeys(ffns)}
+    return description.decoder(tuple(layers[ffn] for ffn in ffns))

@@ -11,7 +11,7 @@ from ostrya.engine.models.families import BY_ARCHITECTURE
 from ostrya.engine.models.gguf_file import GgufFile
 from ostrya.engine.models.gguf_metadata import ROPE_DIVISORS, GgufMetadata
 from ostrya.engine.models.quantized import GROUP, Bits, Quantized
-from ostrya.engine.models.reading import Block, leading, shifted, skips_rows
+from ostrya.engine.models.reading import Block, shifted, skips_rows
 from ostrya.engine.models.sharding import Part, Region
 from ostrya.engine.models.source import Wanted, checked, cut, pairs_side_by_side, rotated_rows
 from ostrya.errors import ModelLoadError
@@ -39,7 +39,8 @@ class GgufSource:
     def require(self, name: str, shape: tuple[int, ...]) -> None:
         if name not in self._file.tensors:
             raise ModelLoadError(f"{self._path}: tensor {name} is missing")
-        if (found := self._file.tensors[name].shape) != shape:
+        # What the file has as a vector may be asked for as a matrix of one row.
+        if (found := self._file.tensors[name].shape) != shape and (1, *found) != shape:
             raise ModelLoadError(f"{self._path}: tensor {name} has shape {list(found)}; expected {list(shape)}")
         self._unread.discard(name)
 
@@ -63,7 +64,7 @@ class GgufSource:
 
     def quantized(self, name: str, region: Region) -> Quantized | None:
         self.require(name, region.shape)
-        rows, columns = leading(region), region.parts[-1]
+        rows, columns = region.rows, region.parts[-1]
         if columns.in_units_of(GROUP) is None or not self._file.tensors[name].is_packed:
             return None
         within = shifted(columns, of=GROUP)
@@ -85,7 +86,7 @@ class GgufSource:
 
     def _blocks(self, name: str, region: Region) -> Iterator[Block]:
         unit = rotated_rows(name, self.spec) if self._halves_apart and len(region.shape) > 1 else 1
-        return self._file.blocks(name, leading(region), region.parts[-1], unit=unit)
+        return self._file.blocks(name, region.rows, region.parts[-1], unit=unit)
 
     def _in_order(self, name: str, values: torch.Tensor) -> torch.Tensor:
         return pairs_side_by_side(name, values, self.spec) if self._halves_apart else values

@@ -2,10 +2,10 @@
 
 import reprlib
 
-from ostrya.capacity.layers import DenseFfn
+from ostrya.capacity.layers import DenseFfn, MoeFfn
 from ostrya.capacity.mixers import GroupedAttention
 from ostrya.engine.models.gguf_file import GgufFile
-from ostrya.engine.models.spec import MAX_LAYERS, Activation, DecoderSpec, GatedFfn, LayerSpec, Rope
+from ostrya.engine.models.spec import MAX_LAYERS, Activation, DecoderSpec, GatedFfn, LayerSpec, Rope, RoutedFfn
 from ostrya.errors import ModelLoadError
 from ostrya.gguf_header import Value
 
@@ -43,6 +43,24 @@ class GgufMetadata:
                 f"mixture of {reprlib.repr(experts)} experts is not supported; supported: dense {self.architecture}"
             )
         return GatedFfn(sizes=DenseFfn(inner=self.size("feed_forward_length")), activation=activation)
+
+    @property
+    def has_experts(self) -> bool:
+        return self._get("expert_count", 0) != 0
+
+    def experts(self, activation: Activation, *, renormalized: bool, shared_inner: int | None = None) -> RoutedFfn:
+        """`shared_inner` is that of one shared expert with a gate."""
+        sizes = MoeFfn(
+            num_experts=self.size("expert_count"),
+            top_k=self.size("expert_used_count"),
+            # Mixtral's files have no other width.
+            inner=self.size("expert_feed_forward_length", self.size("feed_forward_length")),
+            num_shared=0 if shared_inner is None else 1,
+            shared_inner=shared_inner,
+            shared_gate=shared_inner is not None,
+            router_bias=False,
+        )
+        return RoutedFfn(sizes=sizes, activation=activation, renormalized=renormalized)
 
     def rope(self) -> Rope:
         theta = self.number("rope.freq_base", 10000.0)

@@ -14,7 +14,7 @@ import torch
 
 from ostrya.engine.models.families import BY_KIND
 from ostrya.engine.models.huggingface_config import JsonConfig
-from ostrya.engine.models.reading import NUM_THREADS, Block, Place, Reader, blocks, leading, shifted, skips_rows, span
+from ostrya.engine.models.reading import NUM_THREADS, Block, Place, Reader, blocks, shifted, skips_rows, span
 from ostrya.engine.models.safetensors_file import Entry, read_header
 from ostrya.engine.models.sharding import Part, Region
 from ostrya.engine.models.source import Wanted, checked, cut, pairs_side_by_side, rotated_rows
@@ -47,12 +47,16 @@ class HuggingFaceSource:
         if self.spec.tied_embeddings:
             ignored.add("lm_head.weight")
         self._unread = set(self._entries) - ignored
+        self._stacks: set[tuple[str, tuple[int, ...]]] = set()
+        """Those of which all experts were found to be there."""
 
     @property
     def num_bytes_read(self) -> int:
         return self._reader.num_bytes
 
     def require(self, name: str, shape: tuple[int, ...]) -> None:
+        if len(shape) == 3:
+            return self._require_experts(name, shape)
         entry = self._entry(stored_name := self._stored_name(name))
         if entry.shape != shape:
             raise ModelLoadError(
@@ -67,6 +71,8 @@ class HuggingFaceSource:
         return self._reader.ahead([block for one in expected for block in self._blocks(*one)])
 
     def read_into(self, name: str, out: torch.Tensor, region: Region) -> None:
+        if len(region.shape) == 3:
+            return self._read_experts(name, out, region)
         self.require(name, region.shape)
         dtype = _DTYPES[self._entry(self._stored_name(name)).dtype]
         out_rows = out.view(-1, out.shape[-1])
@@ -90,13 +96,29 @@ class HuggingFaceSource:
     def unread(self) -> list[str]:
         return sorted(self._unread)
 
+    def _require_experts(self, name: str, shape: tuple[int, ...]) -> None:
+        """Each has a tensor of its own here."""
+        if (name, shape) not in self._stacks:
+            for expert in range(shape[0]):
+                self.require(_of_expert(name, expert), shape[1:])
+            self._stacks.add((name, shape))
+
+    def _read_experts(self, name: str, out: torch.Tensor, region: Region) -> None:
+        """Into [E, O, I]."""
+        for at, expert, of_one in _experts(name, region):
+            self.read_into(expert, out[at], of_one)
+
     def _blocks(self, name: str, region: Region) -> Iterator[Block]:
+        if len(region.shape) == 3:
+            for _, expert, of_one in _experts(name, region):
+                yield from self._blocks(expert, of_one)
+            return
         entry = self._entry(self._stored_name(name))
         value_bytes = _DTYPES[entry.dtype].itemsize
         place = Place(entry.file, entry.start, region.shape[-1] * value_bytes)
         low, high = span(region.parts[-1])
         unit = rotated_rows(name, self.spec) if len(region.shape) > 1 else 1
-        return blocks(place, leading(region), low=low * value_bytes, high=high * value_bytes, unit=unit)
+        yield from blocks(place, region.rows, low=low * value_bytes, high=high * value_bytes, unit=unit)
 
     def _stored_name(self, name: str) -> str:
         stem, kind = name.rsplit(".", 1)
@@ -104,13 +126,28 @@ class HuggingFaceSource:
             return f"lm_head.{kind}"
         if stem in _TOP_NAMES:
             return f"{self._prefix}{_TOP_NAMES[stem]}.{kind}"
-        _, layer, part = stem.split(".")
-        return f"{self._prefix}layers.{layer}.{self._layer_names[part]}.{kind}"
+        _, layer, part, *expert = stem.split(".")
+        return f"{self._prefix}layers.{layer}.{self._layer_names[part].format(*expert)}.{kind}"
 
     def _entry(self, stored_name: str) -> Entry:
         if stored_name not in self._entries:
             raise ModelLoadError(f"{self._directory}: tensor {stored_name} is missing")
         return self._entries[stored_name]
+
+
+def _of_expert(name: str, expert: int) -> str:
+    """blk.0.ffn_up_exps.weight -> blk.0.ffn_up_exps.7.weight"""
+    stem, kind = name.rsplit(".", 1)
+    return f"{stem}.{expert}.{kind}"
+
+
+def _experts(name: str, region: Region) -> Iterator[tuple[int, str, Region]]:
+    """Of each that a shard has: where it stands, what it is called, and what of it."""
+    experts, *parts = region.parts
+    of_one = Region(region.shape[1:], tuple(parts))
+    for at, start, stop in experts.ranges:
+        for expert in range(start, stop):
+            yield at + expert - start, _of_expert(name, expert), of_one
 
 
 def _tensors(directory: Path) -> dict[str, Entry]:

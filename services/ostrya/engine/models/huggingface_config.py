@@ -4,9 +4,9 @@ import json
 import math
 from pathlib import Path
 
-from ostrya.capacity.layers import DenseFfn
+from ostrya.capacity.layers import DenseFfn, MoeFfn
 from ostrya.capacity.mixers import GroupedAttention
-from ostrya.engine.models.spec import MAX_LAYERS, Activation, DecoderSpec, GatedFfn, LayerSpec, Rope
+from ostrya.engine.models.spec import MAX_LAYERS, Activation, DecoderSpec, GatedFfn, LayerSpec, Rope, RoutedFfn
 from ostrya.errors import ModelLoadError
 
 Json = dict[str, object]
@@ -41,11 +41,30 @@ class JsonConfig:
         )
 
     def ffn(self, activation: Activation) -> GatedFfn:
+        self._require_activation(activation)
+        return GatedFfn(sizes=DenseFfn(inner=self.size("intermediate_size")), activation=activation)
+
+    def experts(
+        self, activation: Activation, *, count: str, inner: str, renormalized: bool, shared_inner: int | None = None
+    ) -> RoutedFfn:
+        """`count` and `inner` are the fields that say so; `shared_inner` is that of one shared expert with a gate."""
+        self._require_activation(activation)
+        sizes = MoeFfn(
+            num_experts=self.size(count),
+            top_k=self.size("num_experts_per_tok"),
+            inner=self.size(inner),
+            num_shared=0 if shared_inner is None else 1,
+            shared_inner=shared_inner,
+            shared_gate=shared_inner is not None,
+            router_bias=False,
+        )
+        return RoutedFfn(sizes=sizes, activation=activation, renormalized=renormalized)
+
+    def _require_activation(self, activation: Activation) -> None:
         self.refuse_set("mlp_bias")
         found = self._values.get("hidden_activation") or self._values.get("hidden_act") or "silu"
         if not isinstance(found, str) or _ACTIVATIONS.get(found) != activation:
             raise self.error(f"hidden_act {found!r} is not supported; supported for {self.kind}: {activation}")
-        return GatedFfn(sizes=DenseFfn(inner=self.size("intermediate_size")), activation=activation)
 
     def rope(self) -> Rope:
         # One object in transformers 5, spread over two keys before.
@@ -104,6 +123,13 @@ class JsonConfig:
         value = (self._values if within is None else within).get(key)
         if value is not None and not isinstance(value, dict):
             raise self.error(f"{key} is {value!r}; an object is needed")
+        return value
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        value = self._values.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise self.error(f"{key} is {value!r}; true or false is needed")
         return value
 
     def names(self, key: str) -> list[object] | None:

@@ -5,18 +5,20 @@ Shapes: S shards, T tokens (padded), D hidden, N query heads, K KV heads, X = N 
 (queries, keys, values), H head dim, E = N * H, F a gate and what it gates side by side.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import torch
 
 from ostrya.engine.models.quantized import Quantized
-from ostrya.engine.models.spec import Activation, Attention
+from ostrya.engine.models.spec import Activation, Attention, RoutedFfn
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """x_TI of any float dtype -> y_TO in the dtype of the weights."""
 Norm = Callable[[torch.Tensor], torch.Tensor]
 """Root-mean-square norm over the last dimension, float32 to float32: x * weight / sqrt(mean(x^2) + eps)."""
+Experts = Callable[[torch.Tensor], torch.Tensor]
+"""x_TD in float32 -> y_TD in float32, whole on every device: what a token's routed experts make of it together."""
 Embedding = Callable[[torch.Tensor], torch.Tensor]
 """token_ids_T -> x_TD in float32."""
 
@@ -73,6 +75,15 @@ class Builder(Protocol):
         """Rows of table_VD, scaled; the shard has a part of the rows."""
         ...
 
+    def router(self, weight_ED: torch.Tensor) -> Linear:
+        """A product in float32 that every device computes whole."""
+        ...
+
+    def experts(self, ffn: RoutedFfn, router: Linear, gate_up: Sequence[Matrix], down: Sequence[Matrix]) -> Experts:
+        """`ffn` is a shard's; of each of its experts one fused gate and up, and one down. Chooses by models/routing.py,
+        and adds up over shards."""
+        ...
+
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:
         """`weight` is [D], or [heads, D] where each head has its own."""
         ...
@@ -87,6 +98,10 @@ class Ops(Protocol[Kv]):
 
     def gate(self, gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
         """activation(first half) * second half."""
+        ...
+
+    def routed(self, experts: Experts, x_TD: torch.Tensor) -> torch.Tensor:
+        """y_TD of the experts; of tokens that are padding anything finite."""
         ...
 
     def rotate(self, qkv_TXH: torch.Tensor, mixer: Attention, norm: Norm | None) -> torch.Tensor:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ostrya.engine.models.sharding import Part, Range, Region
+from ostrya.engine.models.sharding import Part, Region
 from ostrya.errors import ModelLoadError
 
 log = logging.getLogger(__name__)
@@ -100,27 +100,6 @@ def blocks(
             yield Block(place, at + first - start, first, min(first + step, stop), low, high)
 
 
-def leading(region: Region) -> Part:
-    """All dimensions but the last as one: rows of a tensor, and where a shard has them."""
-    part = Part.whole(1)
-    for size, inner in zip(region.shape[:-1], region.parts[:-1], strict=True):
-        if inner == Part.whole(size):
-            part = part.times(size)
-            continue
-        ranges = [
-            Range(
-                (at + index) * inner.size + one.at,
-                (start + index) * size + one.start,
-                (start + index) * size + one.stop,
-            )
-            for at, start, stop in part.ranges
-            for index in range(stop - start)
-            for one in inner.ranges
-        ]
-        part = Part(part.size * inner.size, tuple(ranges))
-    return part
-
-
 def is_covered(part: Part) -> bool:
     """Nothing of it is 0 because no range covers it."""
     return sum(one.stop - one.start for one in part.ranges) == part.size
@@ -128,7 +107,7 @@ def is_covered(part: Part) -> bool:
 
 def skips_rows(region: Region) -> bool:
     """Some of its rows come in no block, because a shard has nothing there."""
-    return not is_covered(leading(region)) or not region.parts[-1].ranges
+    return not is_covered(region.rows) or not region.parts[-1].ranges
 
 
 def span(part: Part, *, of: int = 1) -> tuple[int, int]:
@@ -141,7 +120,7 @@ def span(part: Part, *, of: int = 1) -> tuple[int, int]:
 def shifted(part: Part, *, of: int = 1) -> Part:
     """The same of a row that begins with the span."""
     low, _ = span(part, of=of)
-    return Part(part.size, tuple(one._replace(start=one.start - low, stop=one.stop - low) for one in part.ranges))
+    return Part(part.size, tuple(one.moved(-low) for one in part.ranges))
 
 
 class Reader:

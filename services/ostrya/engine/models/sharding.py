@@ -16,7 +16,7 @@ from functools import cache
 from typing import NamedTuple
 
 from ostrya.capacity.mixers import GroupedAttention
-from ostrya.engine.models.spec import DecoderSpec, LayerSpec
+from ostrya.engine.models.spec import DecoderSpec, GatedFfn, LayerSpec, RoutedFfn
 from ostrya.errors import ConfigError
 
 _MAX_SUGGESTED = 64
@@ -36,6 +36,8 @@ class Dim(StrEnum):
     HEADS = "heads"
     KV_HEADS = "kv_heads"
     INNER = "inner"
+    EXPERTS = "experts"
+    EXPERT_INNER = "expert_inner"
 
 
 AXES: dict[Dim, tuple[Axis, ...]] = {
@@ -43,6 +45,8 @@ AXES: dict[Dim, tuple[Axis, ...]] = {
     Dim.HEADS: (Axis.EXPERT, Axis.TENSOR),
     Dim.KV_HEADS: (Axis.EXPERT, Axis.TENSOR),
     Dim.INNER: (Axis.EXPERT, Axis.TENSOR),
+    Dim.EXPERTS: (Axis.EXPERT,),
+    Dim.EXPERT_INNER: (Axis.TENSOR,),
 }
 """Over which axes each is divided. KV pages are divided as KV_HEADS."""
 
@@ -53,8 +57,10 @@ PARAMETERS: tuple[tuple[str, tuple[Dim | None, ...]], ...] = (
     (r"blk\.\d+\.attn_q\.bias", (Dim.HEADS,)),
     (r"blk\.\d+\.attn_[kv]\.bias", (Dim.KV_HEADS,)),
     (r"blk\.\d+\.attn_output\.weight", (None, Dim.HEADS)),
-    (r"blk\.\d+\.ffn_(gate|up)\.weight", (Dim.INNER, None)),
-    (r"blk\.\d+\.ffn_down\.weight", (None, Dim.INNER)),
+    (r"blk\.\d+\.ffn_(gate|up)(_shexp)?\.weight", (Dim.INNER, None)),
+    (r"blk\.\d+\.ffn_down(_shexp)?\.weight", (None, Dim.INNER)),
+    (r"blk\.\d+\.ffn_(gate|up)_exps\.weight", (Dim.EXPERTS, Dim.EXPERT_INNER, None)),
+    (r"blk\.\d+\.ffn_down_exps\.weight", (Dim.EXPERTS, None, Dim.EXPERT_INNER)),
 )
 """Names as in source.py; what matches none is whole on every device. A product whose inputs are divided gives partial
 sums: there, and after the embedding, shards are added up, and the residual stream is whole everywhere."""
@@ -87,6 +93,10 @@ class Range(NamedTuple):
     start: int
     stop: int
 
+    def moved(self, by: int) -> "Range":
+        """The same values, counted from elsewhere."""
+        return self._replace(start=self.start + by, stop=self.stop + by)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -102,6 +112,12 @@ class Part:
     def times(self, unit: int) -> "Part":
         """The same of a dimension that has `unit` values for each of this one's."""
         return Part(self.size * unit, tuple(Range(*(edge * unit for edge in one)) for one in self.ranges))
+
+    def only(self, place: int) -> "Part":
+        """Of its values the one that stands at `place`."""
+        found = next(one for one in self.ranges if one.at <= place < one.at + one.stop - one.start)
+        start = found.start + place - found.at
+        return Part(1, (Range(0, start, start + 1),))
 
     def in_units_of(self, unit: int) -> "Part | None":
         """The other way round; None where it cuts a unit."""
@@ -130,6 +146,19 @@ class Region:
     @property
     def is_whole(self) -> bool:
         return self == Region.whole(self.shape)
+
+    def only(self, place: int) -> "Region":
+        """Of the shard's first dimension one value."""
+        first, *rest = self.parts
+        return Region(self.shape, (first.only(place), *rest))
+
+    @property
+    def rows(self) -> Part:
+        """Of the tensor seen as a matrix over its last dimension."""
+        rows = Part.whole(1)
+        for size, part in zip(self.shape[:-1], self.parts[:-1], strict=True):
+            rows = _within(rows, part, size)
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,36 +233,66 @@ def dims_of(name: str) -> tuple[Dim | None, ...] | None:
 
 def problem_of(spec: DecoderSpec, mesh: Mesh) -> str | None:
     """Why the model cannot be divided so, and how it can."""
-    found = _first_problem(spec, mesh)
-    if found is None:
-        return None
-    fitting = [n for n in range(1, _MAX_SUGGESTED + 1) if _first_problem(spec, Mesh(tensor=n)) is None]
-    return f"tensor_parallel is {mesh.num_shards}; {found}; possible here: {', '.join(map(str, fitting))}"
+    if found := _first_problem(spec, mesh.num_shards):
+        fitting = [n for n in range(1, _MAX_SUGGESTED + 1) if _first_problem(spec, n) is None]
+        return f"tensor_parallel is {mesh.num_shards}; {found}; possible here: {', '.join(map(str, fitting))}"
+    if found := _expert_problem(spec, mesh):
+        meshes = [Mesh(expert=n, tensor=mesh.num_shards // n) for n in _divisors(mesh.num_shards)]
+        possible = [str(one.expert) for one in meshes if _expert_problem(spec, one) is None]
+        at = f"at tensor_parallel {mesh.num_shards}: {', '.join(possible) or 'none; choose another tensor_parallel'}"
+        return f"expert_parallel is {mesh.expert}; {found}; possible {at}"
+    return None
 
 
-def _first_problem(spec: DecoderSpec, mesh: Mesh) -> str | None:
-    num_shards = mesh.num_shards
+def _first_problem(spec: DecoderSpec, num_shards: int) -> str | None:
     if spec.vocab_size % num_shards:
         return f"{spec.vocab_size} tokens of the vocabulary do not divide by it"
     for layer in dict.fromkeys(spec.layers):
         if layer.mixer.sizes.num_heads < num_shards:
             return f"that is more than the {layer.mixer.sizes.num_heads} attention heads"
-        if layer.ffn.sizes.inner % num_shards:
-            return f"{layer.ffn.sizes.inner} inner values of a layer do not divide by it"
+        inner = layer.ffn.sizes.inner if isinstance(layer.ffn, GatedFfn) else layer.ffn.shared_inner
+        if inner % num_shards:
+            return f"{inner} inner values of a layer do not divide by it"
     return None
+
+
+def _expert_problem(spec: DecoderSpec, mesh: Mesh) -> str | None:
+    routed = [layer.ffn for layer in dict.fromkeys(spec.layers) if isinstance(layer.ffn, RoutedFfn)]
+    if not routed and mesh.expert > 1:
+        return "the model has no experts"
+    for ffn in routed:
+        if ffn.sizes.num_experts % mesh.expert:
+            return f"{ffn.sizes.num_experts} experts of a layer do not divide by it"
+        if ffn.sizes.inner % mesh.tensor:
+            return f"{ffn.sizes.inner} inner values of an expert do not divide by the {mesh.tensor} devices it then has"
+    return None
+
+
+def _divisors(n: int) -> list[int]:
+    return [divisor for divisor in range(1, n + 1) if n % divisor == 0]
 
 
 def _local(spec: DecoderSpec, mesh: Mesh) -> DecoderSpec:
     @cache
     def local_layer(layer: LayerSpec) -> LayerSpec:
-        return replace(
-            layer,
-            mixer=replace(layer.mixer, sizes=_local_attention(layer.mixer.sizes, mesh.num_shards)),
-            ffn=replace(layer.ffn, sizes=replace(layer.ffn.sizes, inner=layer.ffn.sizes.inner // mesh.num_shards)),
-        )
+        mixer = replace(layer.mixer, sizes=_local_attention(layer.mixer.sizes, mesh.num_shards))
+        return replace(layer, mixer=mixer, ffn=_local_ffn(layer.ffn, mesh))
 
     layers = tuple(local_layer(layer) for layer in spec.layers)
     return replace(spec, layers=layers, vocab_size=spec.vocab_size // mesh.num_shards)
+
+
+def _local_ffn(ffn: GatedFfn | RoutedFfn, mesh: Mesh) -> GatedFfn | RoutedFfn:
+    if isinstance(ffn, GatedFfn):
+        return replace(ffn, sizes=replace(ffn.sizes, inner=ffn.sizes.inner // mesh.num_shards))
+    sizes = replace(
+        ffn.sizes,
+        num_experts=ffn.sizes.num_experts // mesh.expert,
+        inner=ffn.sizes.inner // mesh.tensor,
+        num_shared=min(1, ffn.sizes.num_shared),
+        shared_inner=ffn.shared_inner // mesh.num_shards or None,
+    )
+    return replace(ffn, sizes=sizes)
 
 
 def _local_attention(sizes: GroupedAttention, num_shards: int) -> GroupedAttention:
@@ -253,3 +312,16 @@ def _picked(places: tuple[int | None, ...]) -> Part:
         else:
             ranges.append(Range(at, index, index + 1))
     return Part(len(places), tuple(ranges))
+
+
+def _within(outer: Part, inner: Part, size: int) -> Part:
+    """Of a dimension of outer * size values: in each value of `outer`, `inner` of `size`."""
+    if inner == Part.whole(size):
+        return outer.times(size)
+    ranges = [
+        Range((one.at + step) * inner.size + at, (one.start + step) * size + start, (one.start + step) * size + stop)
+        for one in outer.ranges
+        for step in range(one.stop - one.start)
+        for at, start, stop in inner.ranges
+    ]
+    return Part(outer.size * inner.size, tuple(ranges))

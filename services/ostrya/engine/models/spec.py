@@ -7,7 +7,7 @@ the mathematics needs beyond sizes. A family (llama.py and its neighbours) makes
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ostrya.capacity.layers import DenseFfn
+from ostrya.capacity.layers import DenseFfn, MoeFfn
 from ostrya.capacity.mixers import GroupedAttention
 from ostrya.capacity.models.families import stacked
 from ostrya.capacity.spec import ModelSpec
@@ -53,11 +53,30 @@ class GatedFfn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedFfn:
+    """A mixture of experts, each as GatedFfn: the sum over a token's top_k of weight * expert(x), plus the shared
+    experts, which are one wider network, times sigmoid of its gate's product with x where it has a gate.
+
+    Weights are the softmax of the router's products over all experts, in float32.
+    """
+
+    sizes: MoeFfn
+    activation: Activation
+    renormalized: bool
+    """Whether the weights of a token's experts are divided by their sum."""
+
+    @property
+    def shared_inner(self) -> int:
+        """Of all shared experts together; 0 if there are none."""
+        return self.sizes.num_shared * (self.sizes.shared_inner or self.sizes.inner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """One layer: x += mixer(norm(x)), then x += ffn(norm(x))."""
 
     mixer: Attention
-    ffn: GatedFfn
+    ffn: GatedFfn | RoutedFfn
     post_norms: bool
     """Whether what mixer and ffn add is normed too (Gemma)."""
 
@@ -78,7 +97,9 @@ class DecoderSpec:
         """The first thing that cannot work, in words; None when all is well."""
         if self.context_tokens > _MAX_CONTEXT_TOKENS:
             return f"context length is {self.context_tokens}; supported: at most {_MAX_CONTEXT_TOKENS}"
-        return next((problem for layer in self.layers if (problem := _mixer_problem(layer.mixer))), None)
+        kinds = dict.fromkeys(self.layers)
+        problems = (problem for layer in kinds for problem in (_mixer_problem(layer.mixer), _ffn_problem(layer.ffn)))
+        return next((problem for problem in problems if problem), None)
 
     def model_spec(self, name: str) -> ModelSpec:
         """The same model as `ostrya capacity` counts it."""
@@ -104,4 +125,10 @@ def _mixer_problem(mixer: Attention) -> str | None:
         return f"head dimension is {sizes.head_dim}; rotary positions need an even one"
     if mixer.rope.divisors is not None and len(mixer.rope.divisors) != sizes.head_dim // 2:
         return f"{len(mixer.rope.divisors)} rope frequencies; expected {sizes.head_dim // 2}"
+    return None
+
+
+def _ffn_problem(ffn: GatedFfn | RoutedFfn) -> str | None:
+    if isinstance(ffn, RoutedFfn) and ffn.sizes.top_k > ffn.sizes.num_experts:
+        return f"{ffn.sizes.top_k} experts per token are more than the {ffn.sizes.num_experts} it has"
     return None

@@ -6,12 +6,19 @@ from typing import Protocol
 
 import torch
 
-from ostrya.engine.models.decoder import AttentionWeights, DecoderWeights, FfnWeights, LayerWeights
-from ostrya.engine.models.ops import Builder, Embedding, Linear, Matrix, Norm
+from ostrya.engine.models.decoder import (
+    AttentionWeights,
+    DecoderWeights,
+    FfnWeights,
+    GatedWeights,
+    LayerWeights,
+    RoutedWeights,
+)
+from ostrya.engine.models.ops import Builder, Embedding, Experts, Linear, Matrix, Norm
 from ostrya.engine.models.quantized import Quantized, joined
-from ostrya.engine.models.sharding import Mesh, Region, Sharding, dims_of
+from ostrya.engine.models.sharding import Mesh, Part, Region, Sharding, dims_of
 from ostrya.engine.models.source import Wanted, WeightSource, cut
-from ostrya.engine.models.spec import Attention, DecoderSpec, LayerSpec
+from ostrya.engine.models.spec import Attention, DecoderSpec, LayerSpec, RoutedFfn
 from ostrya.errors import ModelLoadError
 
 
@@ -70,6 +77,14 @@ class _Dry:
     def embedding(self, table: Matrix, scale: float) -> Embedding:
         return _nothing(table.dense())
 
+    def router(self, weight_ED: torch.Tensor) -> Linear:
+        return _nothing(weight_ED)
+
+    def experts(self, ffn: RoutedFfn, router: Linear, gate_up: Sequence[Matrix], down: Sequence[Matrix]) -> Experts:
+        for matrix in (*gate_up, *down):
+            matrix.dense()
+        return router
+
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:
         return _nothing(weight)
 
@@ -98,19 +113,28 @@ class _Tensors:
         self._is_stacked = shard is None
         self.shards = range(sharding.mesh.num_shards) if shard is None else range(shard, shard + 1)
 
-    def region(self, name: str, shape: tuple[int, ...], shard: int | None = None) -> Region:
-        """Of a shard, or of any."""
-        return self._sharding.region(name, shape, self.shards[0] if shard is None else shard)
+    def region(
+        self, name: str, shape: tuple[int, ...], *, shard: int | None = None, expert: int | None = None
+    ) -> Region:
+        """Of a shard, or of any; of all its experts, or of one."""
+        region = self._sharding.region(name, shape, self.shards[0] if shard is None else shard)
+        return region if expert is None else region.only(expert)
 
-    def read(self, shape_of: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> torch.Tensor:
-        """Tensors below each other."""
+    def read(
+        self, shape_of: Mapping[str, tuple[int, ...]], dtype: torch.dtype, *, expert: int | None = None
+    ) -> torch.Tensor:
+        """Tensors below each other; of tensors with a dimension of experts, one expert's."""
         # All are asked for before memory is set aside.
         for name, shape in shape_of.items():
             self._source.require(name, shape)
         shards = self.shards if any(map(dims_of, shape_of)) else self.shards[:1]
-        regions = [{name: self.region(name, shape, shard) for name, shape in shape_of.items()} for shard in shards]
-        num_rows = [region.local_shape[0] for region in regions[0].values()]
-        _, *row_shape = next(iter(regions[0].values())).local_shape
+        regions = [
+            {name: self.region(name, shape, shard=shard, expert=expert) for name, shape in shape_of.items()}
+            for shard in shards
+        ]
+        first = 0 if expert is None else 1
+        num_rows = [region.local_shape[first] for region in regions[0].values()]
+        row_shape = next(iter(regions[0].values())).local_shape[first + 1 :]
         out = torch.empty((len(regions), sum(num_rows), *row_shape), dtype=dtype)
         for name, part in zip(shape_of, torch.split(out, num_rows, dim=1), strict=True):
             self._fill(name, part, [of_shard[name] for of_shard in regions])
@@ -118,21 +142,24 @@ class _Tensors:
 
     def _fill(self, name: str, out: torch.Tensor, regions: Sequence[Region]) -> None:
         """`out` has those of all shards wanted."""
-        if len(regions) > 1 and len({region.parts[0] for region in regions}) == 1:
+        first = regions[0]
+        if len(regions) > 1 and len({region.parts[:-1] for region in regions}) == 1:
             # Divided in its columns: a row of the file has something for every shard, and is read once.
-            whole = torch.empty(regions[0].shape, dtype=out.dtype)
-            self._source.read_into(name, whole, Region.whole(regions[0].shape))
+            rows = Region(first.shape, (*first.parts[:-1], Part.whole(first.shape[-1])))
+            whole = torch.empty(rows.local_shape, dtype=out.dtype)
+            self._source.read_into(name, whole, rows)
+            leading = tuple(map(Part.whole, rows.local_shape[:-1]))
             for part, region in zip(out, regions, strict=True):
-                part.copy_(cut(whole, region.parts))
+                part.view(first.local_shape).copy_(cut(whole, (*leading, region.parts[-1])))
             return
         for part, region in zip(out, regions, strict=True):
-            self._source.read_into(name, part, region)
+            self._source.read_into(name, part.view(region.local_shape), region)
 
-    def quantized(self, shape_of: Mapping[str, tuple[int, int]]) -> Quantized | None:
+    def quantized(self, shape_of: Mapping[str, tuple[int, ...]], *, expert: int | None = None) -> Quantized | None:
         """The same of one shard."""
         parts = []
         for name, shape in shape_of.items():
-            part = self._source.quantized(name, self.region(name, shape))
+            part = self._source.quantized(name, self.region(name, shape, expert=expert))
             if part is None:
                 return None
             parts.append(part)
@@ -140,19 +167,26 @@ class _Tensors:
 
 
 class _Matrix:
-    """A Matrix."""
+    """A Matrix: of tensors that are matrices, or of one expert's in those that have a dimension of experts."""
 
-    def __init__(self, tensors: _Tensors, shape_of: Mapping[str, tuple[int, int]], dtype: torch.dtype) -> None:
-        self._tensors, self._shape_of, self._dtype = tensors, shape_of, dtype
-        regions = [tensors.region(name, shape) for name, shape in shape_of.items()]
-        self.shape = sum(region.local_shape[0] for region in regions), regions[0].local_shape[1]
+    def __init__(
+        self,
+        tensors: _Tensors,
+        shape_of: Mapping[str, tuple[int, ...]],
+        dtype: torch.dtype,
+        *,
+        expert: int | None = None,
+    ) -> None:
+        self._tensors, self._shape_of, self._dtype, self._expert = tensors, shape_of, dtype, expert
+        regions = [tensors.region(name, shape, expert=expert) for name, shape in shape_of.items()]
+        self.shape = sum(region.local_shape[-2] for region in regions), regions[0].local_shape[-1]
         self.is_partial = all((dims := dims_of(name)) is not None and dims[-1] is not None for name in shape_of)
 
     def dense(self) -> torch.Tensor:
-        return self._tensors.read(self._shape_of, self._dtype)
+        return self._tensors.read(self._shape_of, self._dtype, expert=self._expert)
 
     def quantized(self) -> Quantized | None:
-        return self._tensors.quantized(self._shape_of)
+        return self._tensors.quantized(self._shape_of, expert=self._expert)
 
 
 class _ReadOnce:
@@ -171,13 +205,12 @@ class _Reader:
         self._hidden, self._eps = source.spec.hidden, source.spec.norm_eps
 
     def layer(self, i: int, layer: LayerSpec) -> LayerWeights:
-        inner, block = layer.ffn.sizes.inner, f"blk.{i}"
+        block, ffn = f"blk.{i}", layer.ffn
         return LayerWeights(
             mixer=self._attention(i, layer),
             ffn=FfnWeights(
                 norm=self.norm(f"{block}.ffn_norm"),
-                gate_up=self._linear({f"{block}.ffn_gate": inner, f"{block}.ffn_up": inner}, self._hidden),
-                down=self._linear({f"{block}.ffn_down": self._hidden}, inner),
+                network=self._routed(i, ffn) if isinstance(ffn, RoutedFfn) else self._gated(block, ffn.sizes.inner),
                 post_norm=self.norm(f"{block}.post_ffw_norm") if layer.post_norms else None,
             ),
         )
@@ -204,6 +237,41 @@ class _Reader:
             output=self._linear({f"{block}.attn_output": self._hidden}, q_size),
             post_norm=self.norm(f"{block}.post_attention_norm") if layer.post_norms else None,
         )
+
+    def _gated(self, block: str, inner: int, suffix: str = "") -> GatedWeights:
+        gate_up = {f"{block}.ffn_gate{suffix}": inner, f"{block}.ffn_up{suffix}": inner}
+        return GatedWeights(
+            gate_up=self._linear(gate_up, self._hidden),
+            down=self._linear({f"{block}.ffn_down{suffix}": self._hidden}, inner),
+        )
+
+    def _routed(self, i: int, ffn: RoutedFfn) -> RoutedWeights:
+        block, sizes, local = f"blk.{i}", ffn.sizes, self._local.layers[i].ffn
+        assert isinstance(local, RoutedFfn)
+        places, hidden = range(local.sizes.num_experts), self._hidden
+        outer = dict.fromkeys(
+            (f"{block}.ffn_gate_exps", f"{block}.ffn_up_exps"), (sizes.num_experts, sizes.inner, hidden)
+        )
+        inner = {f"{block}.ffn_down_exps": (sizes.num_experts, hidden, sizes.inner)}
+        return RoutedWeights(
+            experts=self._builder.experts(
+                local,
+                self._router(f"{block}.ffn_gate_inp", sizes.num_experts),
+                [self._expert(place, outer) for place in places],
+                [self._expert(place, inner) for place in places],
+            ),
+            shared=self._gated(block, ffn.shared_inner, "_shexp") if sizes.num_shared else None,
+            shared_gate=self._router(f"{block}.ffn_gate_inp_shexp", 1) if sizes.shared_gate else None,
+        )
+
+    def _router(self, name: str, num_outputs: int) -> Linear:
+        shape_of = {f"{name}.weight": (num_outputs, self._hidden)}
+        return self._builder.router(self._tensors.read(shape_of, torch.float32))
+
+    def _expert(self, place: int, shape_of: Mapping[str, tuple[int, ...]]) -> _Matrix:
+        """Of the shard's experts the one at that place."""
+        named = {f"{name}.weight": shape for name, shape in shape_of.items()}
+        return _Matrix(self._tensors, named, self._builder.dtype, expert=place)
 
     def _qk_norm(self, block: str, mixer: Attention) -> Norm:
         """One norm over a shard's queries and keys together: an operator costs more than its arithmetic."""

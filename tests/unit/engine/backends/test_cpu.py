@@ -192,8 +192,8 @@ def test_the_limit_is_what_is_available_shared_by_all_processes(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu, "available_bytes", lambda: 1000)
-    worlds = [ALONE, World(rank=1, size=4, rendezvous="h:1")]
-    assert [cpu._memory_limit_bytes(config, world) for world in worlds] == [1000, 250]
+    worlds = [ALONE, World(rank=1, size=4, rendezvous="h:1"), World(rank=1, size=4, rendezvous="h:1", num_hosts=2)]
+    assert [cpu._memory_limit_bytes(config, world) for world in worlds] == [1000, 250, 500]
     monkeypatch.setattr(cpu, "available_bytes", lambda: None)
     assert cpu._memory_limit_bytes(config, ALONE) is None
     runner, model = load_runner(config)

@@ -20,6 +20,8 @@ from ostrya.engine.models.ops import Linear
 from ostrya.engine.models.quantized import Bits, Quantized, rounded
 from ostrya.errors import ConfigError
 from tests.numerics.driver import Driver
+from tests.numerics.family_files import write_gguf_family
+from tests.numerics.tiny_families import FAMILIES
 from tests.unit.engine.models.checkpoints import Tiny, write_directory, write_gguf
 
 TINY = Tiny()
@@ -188,6 +190,22 @@ def test_a_model_runs_alone_and_in_a_batch(weights: Weights, is_file: bool, tmp_
     alone = [driver.generate([prompt], num_new=6)[0] for prompt in prompts]
     runner.close()
     assert model.weights.startswith("layers ")
+    if weights != "auto":
+        assert alone == together
+
+
+@pytest.mark.parametrize("weights", ["auto", "int4", "bf16"])
+def test_experts_run_alone_and_in_a_batch_as_the_file_has_them(weights: Weights, tmp_path: Path) -> None:
+    path = write_gguf_family(tmp_path / "m.gguf", FAMILIES["qwen3-moe"], quantization=GGMLQuantizationType.Q4_1)
+    runner, model = load_runner(config_of(path, weights))
+    driver = Driver(runner, page_size=4, context_tokens=128)
+    prompts = [list(range(3, 3 + length)) for length in (5, 9, 2)]
+    together = driver.generate(prompts, num_new=6)
+    driver.release_all()
+    alone = [driver.generate([prompt], num_new=6)[0] for prompt in prompts]
+    runner.close()
+    if weights == "int4":
+        assert model.weights.startswith("layers 4 bits;")
     if weights != "auto":
         assert alone == together
 

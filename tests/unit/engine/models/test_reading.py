@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostrya.engine.models import reading
-from ostrya.engine.models.reading import Block, Place, Reader, blocks, leading, shifted, skips_rows, span
+from ostrya.engine.models.reading import Block, Place, Reader, blocks, shifted, skips_rows, span
 from ostrya.engine.models.sharding import Part, Range, Region
 from ostrya.engine.models.source import cut
 from ostrya.errors import ModelLoadError
@@ -59,7 +59,7 @@ def test_what_is_read_of_a_region_is_what_would_be_cut_out(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "GAP_BYTES", gap)
         place, reader = Place(path, PREFIX, region.shape[-1]), Reader()
-        wanted = list(blocks(place, leading(region), low=low, high=high, unit=unit, max_bytes=max_bytes))
+        wanted = list(blocks(place, region.rows, low=low, high=high, unit=unit, max_bytes=max_bytes))
         for block in wanted if out.numel() else ():
             values = torch.from_numpy(reader.read(block))
             columns = shifted(region.parts[-1])
@@ -71,7 +71,7 @@ def test_what_is_read_of_a_region_is_what_would_be_cut_out(
 
 
 def is_last_of(block: Block, region: Region) -> bool:
-    return any(block.last == one.stop for one in leading(region).ranges)
+    return any(block.last == one.stop for one in region.rows.ranges)
 
 
 def test_rows_are_read_exactly_and_ends_of_rows_only_where_they_are_short(tmp_path: Path) -> None:
@@ -185,6 +185,6 @@ def test_progress_is_told_now_and_then_with_what_is_left(
 def test_leading_dimensions_are_one_of_rows() -> None:
     picked = Part(3, (Range(0, 2, 3), Range(2, 0, 1)))
     region = Region((3, 4, 5), (picked, Part(1, (Range(0, 3, 4),)), Part.whole(5)))
-    assert leading(region) == Part(3, (Range(0, 11, 12), Range(2, 3, 4)))
+    assert region.rows == Part(3, (Range(0, 11, 12), Range(2, 3, 4)))
     assert skips_rows(region)
-    assert leading(Region.whole((3, 4, 5))) == Part.whole(12)
+    assert Region.whole((3, 4, 5)).rows == Part.whole(12)

@@ -2,8 +2,10 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
@@ -16,7 +18,9 @@ from ostrya.engine.models.sharding import Axis, Mesh, Part, Range, Region, Shard
 from ostrya.engine.models.source import WeightSource, cut, open_source
 from ostrya.engine.models.weights import read_weights
 from ostrya.errors import ConfigError
+from tests.fakes.collectives import alone
 from tests.numerics.driver import Driver
+from tests.numerics.family_files import write_gguf_family
 from tests.numerics.reference import ReferenceRunner
 from tests.numerics.tiny_families import FAMILIES
 from tests.unit.engine.models.checkpoints import Tiny, write_directory, write_gguf
@@ -131,23 +135,10 @@ def test_a_shard_reads_its_own_bytes_once(
         divided, whole = (divided, whole + num_bytes) if "norm" in name else (divided + num_bytes, whole)
     for shard in range(num_shards):
         source = open_source(path)
-        collectives = Silent(shard, num_shards)
+        collectives = alone(shard, num_shards)
         builder = CpuBuilder(torch.float32, "auto", collectives if num_shards > 1 else None)
         read_weights(source, builder, Sharding(source.spec, Mesh(tensor=num_shards)))
         assert source.num_bytes_read == divided // num_shards + whole
-
-
-class Silent:
-    """Collectives that are not asked for anything while a model is read."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-    def add_up(self, x: torch.Tensor) -> torch.Tensor:
-        raise AssertionError
-
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
-        raise AssertionError
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
@@ -177,6 +168,46 @@ def test_shards_of_a_quantized_matrix_are_its_parts(
         torch.testing.assert_close(torch.cat(parts_of(source, name, shape, 2), dim), whole.dense())
 
 
+@pytest.mark.parametrize("container", ["gguf", "directory"])
+def test_a_shard_reads_its_experts_and_its_part_of_each(container: str, tmp_path: Path) -> None:
+    family, path = FAMILIES["qwen3-moe"], tmp_path / "m"
+    source = open_source(write_gguf_family(path, family) if container == "gguf" else family.write(path))
+    num_experts, hidden, inner = 16, family.size("hidden_size"), family.size("moe_intermediate_size")
+    sharding = Sharding(source.spec, Mesh(expert=2, tensor=2))
+    stored = family.weights()
+    for name, part, shape, dim in (
+        ("ffn_up_exps", "up_proj", (num_experts, inner, hidden), 1),
+        ("ffn_down_exps", "down_proj", (num_experts, hidden, inner), 2),
+    ):
+        whole = np.stack([stored[f"model.layers.1.mlp.experts.{i}.{part}.weight"] for i in range(num_experts)])
+        for shard in range(4):
+            region = sharding.region(f"blk.1.{name}.weight", shape, shard)
+            out = torch.full(region.local_shape, torch.nan)
+            source.read_into(f"blk.1.{name}.weight", out, region)
+            expected = torch.from_numpy(whole).chunk(2)[shard // 2].chunk(2, dim)[shard % 2]
+            assert torch.equal(out, expected)
+            one = torch.full(region.only(5).local_shape, torch.nan)
+            source.read_into(f"blk.1.{name}.weight", one, region.only(5))
+            assert torch.equal(one, expected[5:6])
+    # What other shards have of these stacks is no part of another model.
+    assert not any(".1.mlp.experts.3.up_proj" in name or "blk.1.ffn_up_exps" in name for name in source.unread())
+    assert any("layers.0.mlp.experts" in name or "blk.0.ffn_up_exps" in name for name in source.unread())
+
+
+def test_experts_at_four_bits_are_read_as_the_file_has_them(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf_family(path, FAMILIES["qwen3-moe"], quantization=GGMLQuantizationType.Q4_1)
+    source = open_source(path)
+    sharding = Sharding(source.spec, Mesh(expert=2))
+    name, shape = "blk.0.ffn_down_exps.weight", (16, 64, 32)
+    dense = torch.empty(shape)
+    source.read_into(name, dense, Region.whole(shape))
+    for place in (0, 7):
+        found = source.quantized(name, sharding.region(name, shape, 1).only(place))
+        assert found is not None
+        assert torch.equal(found.dense(), dense[8 + place])
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("num_shards", [1, 2, 4])
 def test_all_shards_in_a_leading_dimension_give_the_whole_models_tokens(
@@ -192,6 +223,54 @@ def test_all_shards_in_a_leading_dimension_give_the_whole_models_tokens(
     ]
     assert tokens[0] == tokens[1]
     assert len({token for row in tokens[0] for token in row}) > 4
+
+
+@pytest.mark.parametrize("exchange_tokens", [None, 5])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "qwen3-moe-mixed"])
+@pytest.mark.parametrize(("num_shards", "num_groups"), [(2, 2), (4, 2), (4, 4)])
+def test_experts_divided_among_shards_in_a_leading_dimension_give_the_whole_models_tokens(
+    name: str, num_shards: int, num_groups: int, exchange_tokens: int | None, tmp_path: Path
+) -> None:
+    source = open_source(FAMILIES[name].write(tmp_path / "m"))
+    divided = ReferenceRunner(
+        source,
+        num_pages=64,
+        page_size=4,
+        num_stacked=num_shards,
+        num_expert_groups=num_groups,
+        exchange_tokens=exchange_tokens,
+    )
+    whole = ReferenceRunner(source, num_pages=64, page_size=4)
+    found, expected = (
+        Driver(runner, page_size=4, context_tokens=64).generate(PROMPTS, num_new=8, chunk=16)
+        for runner in (divided, whole)
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "words"),
+    [
+        ("qwen3", Mesh(expert=2), "expert_parallel is 2; the model has no experts; possible at tensor_parallel 2: 1"),
+        (
+            "mixtral-of-6",
+            Mesh(expert=4),
+            "expert_parallel is 4; 6 experts of a layer do not divide by it; possible at tensor_parallel 4: 1, 2",
+        ),
+        (
+            "mixtral-of-6",
+            Mesh(tensor=32),
+            "expert_parallel is 1; 48 inner values of an expert do not divide by the 32 devices it then has; "
+            "possible at tensor_parallel 32: 2",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_divided_say_how_they_can(name: str, mesh: Mesh, words: str, tmp_path: Path) -> None:
+    family = FAMILIES[name.split("-")[0]]
+    changes = {"num_local_experts": 6, "num_attention_heads": 32} if name != "qwen3" else {}
+    spec = open_source(replace(family, config={**family.config, **changes}).write(tmp_path / "m")).spec
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        Sharding(spec, mesh)
 
 
 @pytest.mark.parametrize(
