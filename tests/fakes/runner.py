@@ -191,6 +191,7 @@ class FakeModel:
     weights: str = "none"
     load_bytes: int = 0
     memory: Memory | None = None
+    num_pages: int | None = None
 
 
 def load_runner(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
@@ -209,6 +210,10 @@ def load_paced_runner(config: EngineConfig, world: World = ALONE) -> tuple[FakeR
 
 def refuse_to_load(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
     raise ModelLoadError(f"{config.model_path} is cut short:\n 12 of 40 bytes; fetch it again")
+
+
+def refuse_as_follower(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:
+    return refuse_to_load(config) if world.rank else load_runner(config)
 
 
 def exit_while_loading(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:

@@ -3,14 +3,16 @@ Prints its answers. Each runs the same requests, and so makes the same plans as 
 """
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from ostrya.cli.ports import free_ports
-from ostrya.engine.backends.cpu import load_runner
+from ostrya.engine.backends.base import factory_of
 from ostrya.engine.types import TokenScore
 from ostrya.engine.world import World
 from tests.numerics import workload
@@ -24,6 +26,7 @@ class Job(msgspec.Struct, kw_only=True):
     size: int = 1
     rendezvous: str = ""
     sampled: bool = False
+    factory: str = "ostrya.engine.backends.cpu:load_runner"
     settings: dict[str, int] = {}
     """Of the engine, beyond the workload's."""
     prompts: list[list[int]] = []
@@ -34,6 +37,7 @@ def run(job: Job) -> Answers:
     """What this process computes, alone or with the others."""
     world = World(rank=job.rank, size=job.size, rendezvous=job.rendezvous)
     config = workload.real_config(job.path) if job.prompts else workload.config(job.path, **job.settings)
+    load_runner = factory_of(job.factory)
     runner, model = load_runner(config, world)
     if job.prompts:
         found = workload.answers_at_once(runner, config, job.prompts), dict[str, list[TokenScore]]()
@@ -43,7 +47,9 @@ def run(job: Job) -> Answers:
     return found
 
 
-def together(job: Job, *, size: int, timeout_s: float = 200) -> list[Answers]:
+def together(
+    job: Job, *, size: int, timeout_s: float = 200, environment: Mapping[str, str] | None = None
+) -> list[Answers]:
     """What each of `size` processes computes."""
     with free_ports() as take:
         rendezvous = f"127.0.0.1:{take(0)}"
@@ -54,6 +60,7 @@ def together(job: Job, *, size: int, timeout_s: float = 200) -> list[Answers]:
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).parents[2],
+            env={**os.environ, **(environment or {})},
         )
         for one in jobs
     ]

@@ -70,7 +70,8 @@ class TinyFamily:
         if "num_local_experts" in self.config:
             sizes = self.size("num_local_experts"), hidden, self.size("intermediate_size")
             return _expert_shapes("block_sparse_moe", *sizes, names=("w1", "w3", "w2"))
-        if "num_experts" not in self.config or (isinstance(dense, list) and layer in dense):
+        is_between = self.config.get("decoder_sparse_step") == 2 and layer % 2 == 0
+        if "num_experts" not in self.config or is_between or (isinstance(dense, list) and layer in dense):
             return _gated_shapes("mlp", hidden, self.size("intermediate_size"))
         shapes = _expert_shapes("mlp", self.size("num_experts"), hidden, self.size("moe_intermediate_size"))
         if "shared_expert_intermediate_size" in self.config:
@@ -222,9 +223,15 @@ FAMILIES: Mapping[str, TinyFamily] = {
     ),
     "qwen3-moe": TinyFamily(config=_QWEN3_MOE, qk_norm=True, seed=5),
     "qwen3-moe-mixed": TinyFamily(
-        config={**_QWEN3_MOE, "num_hidden_layers": 3, "mlp_only_layers": [1], "norm_topk_prob": False},
+        config={
+            **_QWEN3_MOE,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "norm_topk_prob": False,
+        },
         qk_norm=True,
-        seed=5,
+        seed=3,
     ),
     "gemma3": TinyFamily(config=_GEMMA, qk_norm=True, post_norms=True),
     # As the larger ones: another scale of scores, and global layers that stretch their positions.

@@ -2,7 +2,9 @@
 steps with prefill beside decoding, overlap. Deterministic: several processes that run it make the same plans.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
 
 import msgspec
 
@@ -68,7 +70,9 @@ def answers_at_once(
     runner: Runner, config: EngineConfig, prompts: Sequence[list[int]], *, num_new: int = NUM_NEW
 ) -> dict[str, list[int]]:
     """What an engine over the runner answers greedily to prompts that all come at the beginning."""
-    engine = Engine(runner, config, context_tokens=config.max_context_tokens or CONTEXT_TOKENS, eos_token_ids=())
+    engine = Engine(
+        runner, config, context_tokens=config.max_context_tokens or CONTEXT_TOKENS, eos_token_ids=(), clock=_ticks()
+    )
     engine.warm_up()
     sampling = msgspec.structs.replace(GREEDY, max_tokens=num_new)
     for number, prompt in enumerate(prompts):
@@ -85,7 +89,7 @@ def answers(
     runner: Runner, config: EngineConfig, *, vocab_size: int, sampled: bool = False
 ) -> tuple[dict[str, list[int]], dict[str, list[TokenScore]]]:
     """What an engine over the runner answers to each request, and the scores it gives; some of them are hits."""
-    engine = Engine(runner, config, context_tokens=CONTEXT_TOKENS, eos_token_ids=())
+    engine = Engine(runner, config, context_tokens=CONTEXT_TOKENS, eos_token_ids=(), clock=_ticks())
     engine.warm_up()
     tokens: dict[str, list[int]] = {}
     scores: dict[str, list[TokenScore]] = {}
@@ -106,6 +110,11 @@ def answers(
     assert engine.load().hit_tokens > 0, "prompts that share beginnings hit"
     engine.scheduler.pool.check()
     return tokens, scores
+
+
+def _ticks() -> Callable[[], float]:
+    """The same time in every process: who is next depends on how fast steps were, and they must not differ in that."""
+    return partial(next, count(0.0, 0.01))
 
 
 def _request(number: int, vocab_size: int, *, sampled: bool) -> EngineRequest:

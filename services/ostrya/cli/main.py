@@ -1,5 +1,7 @@
 """The `ostrya` command. One module per subcommand; each imports what is heavy only when it runs."""
 
+import os
+
 import typer
 
 from ostrya.cli import bench, capacity, chat, doctor, explain, fetch, generate, router, up, worker, workers
@@ -27,6 +29,9 @@ app.command("fetch")(fetch.fetch)
 
 def main() -> None:
     """The console script."""
+    # Where torch_tpu is installed, `import torch` loads it, and that ends a process that has no TPU. Its backend loads
+    # it, in the engine's own process.
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     app()
 
 

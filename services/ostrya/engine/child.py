@@ -216,8 +216,8 @@ def _load(start: wire.Start, parent: Parent) -> tuple[Engine, EngineInfo]:
             f"{config.model_path}: a turn ends with token {beyond[0]}, but the model's ids end at "
             f"{model.vocab_size - 1}; tokenizer and weights are of different models"
         )
-    if model.memory is not None:
-        config = msgspec.structs.replace(config, num_pages=model.memory.num_pages)
+    if model.num_pages is not None:
+        config = msgspec.structs.replace(config, num_pages=model.num_pages)
     if config.num_pages == AUTO_PAGES:
         raise ModelLoadError(f"num_pages is auto; backend {config.backend} cannot say how many fit: set num_pages")
     engine = Engine(runner, config, context_tokens=model.context_tokens, eos_token_ids=config.eos_token_ids)

@@ -1,6 +1,7 @@
 """The engine's settings. Frozen; checked once, all problems at once."""
 
 import math
+import re
 from typing import Literal
 
 import msgspec
@@ -33,7 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end an answer, as text/turns.py finds them; given by the worker's command."""
     backend: Literal["cpu", "xla", "torchtpu"] = "cpu"
-    """cpu is the one that serves today; the others are refused at start."""
+    """What computes. xla is refused at start in this version."""
     tensor_parallel: int = 1
     """Devices that share each layer: all chips of the slice. With backend cpu: processes, which meet over gloo."""
     expert_parallel: int = 1
@@ -72,6 +73,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Plan and launch a step while the one before runs, so that the device does not wait for the host."""
     num_threads: int = 0
     """Compute threads; 0 = all cores."""
+    slice_topology: str = ""
+    """How the chips of a slice lie, as Kubernetes has it (2x2x4); backend torchtpu, empty = as on this one host."""
+    compile_cache: str = ""
+    """A directory where compiled programs stay from one start to the next; empty = none."""
 
     def __post_init__(self) -> None:
         if self.num_pages == _PAGES_OF_BACKEND:
@@ -108,5 +113,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             problems.append(f"max_prefill_chunk_tokens is {self.max_prefill_chunk_tokens}; it must be at least 1")
         if not 0 <= self.max_inter_token_s < math.inf:
             problems.append(f"max_inter_token_s is {self.max_inter_token_s}; it must be 0 or more")
+        if not re.fullmatch(r"(\d+(x\d+){0,3})?", self.slice_topology):
+            problems.append(f"slice_topology is {self.slice_topology}; it must be numbers of chips like 2x4 or 2x2x4")
+        elif self.slice_topology and self.backend != "torchtpu":
+            problems.append(
+                f"slice_topology is {self.slice_topology}; backend {self.backend} does not ask for it: remove it"
+            )
         if problems:
             raise ConfigError(problems)
+
+    def context_within(self, model_limit: int) -> int:
+        """Tokens a sequence may have; ConfigError if they are more than the model can."""
+        wanted = self.max_context_tokens
+        if wanted is not None and not 1 <= wanted <= model_limit:
+            raise ConfigError([f"max_context_tokens is {wanted}; the model allows 1 to {model_limit}"])
+        return wanted or model_limit

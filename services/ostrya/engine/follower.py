@@ -76,8 +76,6 @@ class Follower:
         threading.Thread(target=self._tell_parent, name="status", daemon=True).start()
         try:
             self._replay(*self._join())
-        except OstryaError as error:
-            self._fail(" ".join(str(error).split()))
         except (EOFError, OSError) as error:
             self.end(_gone(error), LEADER_GONE)
         except BaseException as error:
@@ -196,10 +194,10 @@ class Follower:
         self.end(why, FAILED)
 
     def _break(self, error: BaseException) -> Never:
-        """Whatever a backend raises: a rank that missed a step must not go on. Perhaps another rank is lost and ours
-        only hears of it; that one's end is the better reason, and comes at once."""
+        """Whatever a backend raises: a rank that missed a step must not go on. Where another rank is lost and ours only
+        hears of it, or all fail alike, theirs is the better reason, and comes first."""
         time.sleep(BLAME_S)
-        self._fail(f"{type(error).__name__}: {error}")
+        self._fail(str(error) if isinstance(error, OstryaError) else f"{type(error).__name__}: {error}")
 
     def _tell_parent(self) -> None:
         while True:

@@ -8,6 +8,7 @@ another: that is worker/lasting.py.
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import sys
 from asyncio.subprocess import Process
@@ -24,7 +25,10 @@ from ostrya.errors import EngineDied, InvalidRequest, ModelLoadError, OstryaErro
 
 log = logging.getLogger(__name__)
 
-RUNNER_FACTORIES = {"cpu": "ostrya.engine.backends.cpu:load_runner"}
+RUNNER_FACTORIES = {
+    "cpu": "ostrya.engine.backends.cpu:load_runner",
+    "torchtpu": "ostrya.engine.backends.torchtpu:load_runner",
+}
 """By EngineConfig.backend; named and not imported, because torch stays in the child."""
 START_LIMIT_S = 3600.0
 """Weights and a cold compile of every bucket take half an hour on a TPU; a supervisor's own limit comes before this."""
@@ -35,6 +39,11 @@ EXIT_LIMIT_S = 1.0
 KILL_LIMIT_S = 10.0
 """How long the kernel may take to end a killed child: a device driver can hold it for ever."""
 STDERR_FD = 2
+_LIKELY_END = {
+    "torchtpu": "torch_tpu ends its process where it cannot use libtpu or the TPU: another process may hold the TPU, "
+    "or libtpu is not the one that torch-tpu was made for; "
+}
+"""By EngineConfig.backend: why it ends without a word."""
 
 
 class _Stream:
@@ -134,6 +143,8 @@ class EngineProcess:
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=STDERR_FD,
+                # Where torch_tpu is installed, `import torch` would load it: that is its own backend's to do.
+                env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
             )
         except BaseException:
             ours.close()
@@ -146,7 +157,7 @@ class EngineProcess:
             writer.write(wire.frame(start))
             async with asyncio.timeout(timeout_s):
                 writer.write(wire.frame(wire.Vocabulary(await asyncio.to_thread(vocabulary))))
-                info = await _first_answer(reader, process)
+                info = await _first_answer(reader, process, config)
         except TimeoutError as error:
             await _end(process, writer)
             raise ModelLoadError(f"engine was not ready after {timeout_s:.0f} s") from error
@@ -278,7 +289,7 @@ def factory_name(config: EngineConfig) -> str:
     return RUNNER_FACTORIES[config.backend]
 
 
-async def _first_answer(reader: asyncio.StreamReader, process: Process) -> EngineInfo:
+async def _first_answer(reader: asyncio.StreamReader, process: Process, config: EngineConfig) -> EngineInfo:
     try:
         while isinstance(answer := await wire.read(reader), wire.Waiting | wire.Log):
             if isinstance(answer, wire.Waiting):
@@ -287,8 +298,9 @@ async def _first_answer(reader: asyncio.StreamReader, process: Process) -> Engin
                 logging.getLogger(answer.logger).log(answer.level, answer.message, extra={"fields": answer.fields})
     except (EOFError, OSError) as error:
         code = await process.wait()
+        likely = _LIKELY_END.get(config.backend, "")
         raise ModelLoadError(
-            f"engine process ended with code {code} before it was ready; see the lines above"
+            f"engine process ended with code {code} before it was ready; {likely}see the lines above"
         ) from error
     if isinstance(answer, wire.Fatal):
         raise ModelLoadError(answer.message)

@@ -166,9 +166,9 @@ def test_what_is_usual_and_changes_nothing_is_read(tmp_path: Path) -> None:
 
 
 def test_dense_layers_between_those_with_experts_are_read(tmp_path: Path) -> None:
-    changes: dict[str, object] = {"mlp_only_layers": [0, 3], "decoder_sparse_step": 2, "intermediate_size": 6144}
+    changes: dict[str, object] = {"mlp_only_layers": [3, 5], "decoder_sparse_step": 2, "intermediate_size": 6144}
     spec = read_spec(written(tmp_path, {**QWEN3_MOE, **changes}))
-    assert {type(layers.ffn): layers.count for layers in spec.layers} == {DenseFfn: 25, MoeFfn: 23}
+    assert {type(layers.ffn): layers.count for layers in spec.layers} == {DenseFfn: 26, MoeFfn: 22}
     hybrid = QWEN3_5_MOE["text_config"]
     assert isinstance(hybrid, dict)
     with pytest.raises(ConfigError, match="dense layers between those with experts, which this"):

@@ -43,13 +43,31 @@ def test_groups_of_experts_are_whole_numbers_of_devices(values: dict[str, object
     config(backend="xla", tensor_parallel=8, expert_parallel=4, expert_exchange_tokens=64).check()
 
 
+@pytest.mark.parametrize("topology", ["2x2x4", "2x4", "1", "2x2x1x2"])
+def test_a_slice_has_one_to_four_dimensions(topology: str) -> None:
+    config(backend="torchtpu", slice_topology=topology).check()
+
+
+@pytest.mark.parametrize(
+    ("backend", "topology", "words"),
+    [
+        ("torchtpu", "2,2", "slice_topology is 2,2; it must be numbers of chips like 2x4 or 2x2x4"),
+        ("torchtpu", "v6e-8", "slice_topology is v6e-8; it must be numbers of chips like 2x4 or 2x2x4"),
+        ("cpu", "2x2", "slice_topology is 2x2; backend cpu does not ask for it: remove it"),
+    ],
+)
+def test_a_slice_that_nobody_can_have_or_wants_is_refused(backend: str, topology: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config(backend=backend, slice_topology=topology).check()
+
+
 @pytest.mark.parametrize("seconds", [-0.1, float("nan"), float("inf")])
 def test_the_time_between_tokens_is_a_number_of_seconds(seconds: float) -> None:
     with pytest.raises(ConfigError, match=f"max_inter_token_s is {seconds}; it must be 0 or more"):
         config(max_inter_token_s=seconds).check()
 
 
-@pytest.mark.parametrize("backend", ["xla", "torchtpu"])
+@pytest.mark.parametrize("backend", ["xla"])
 async def test_an_engine_of_a_backend_to_come_is_refused_before_anything_starts(backend: str) -> None:
     with pytest.raises(ModelLoadError, match=f"backend {backend} does not serve in this version; set --backend cpu"):
         await EngineProcess.start(config(backend=backend))

@@ -168,45 +168,62 @@ def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize(
-    ("factory", "number", "words"),
-    [
-        ("load_paced_runner", signal.SIGKILL, "host 1 of 2 (w-1) closed the connection: its process ended"),
-        ("load_paced_runner", signal.SIGSTOP, "host 1 of 2 (w-1) was silent for 4."),
-        ("load_slow_follower", None, "host 1 of 2 (w-1) lags: it has done step "),
-        ("load_breaking_follower", None, "host 1 of 2 (w-1) failed: RuntimeError: device lost"),
-        ("load_diverging_follower", None, "host 1 of 2 (w-1) chose other tokens than rank 0, in step "),
-    ],
-)
-async def test_a_replica_fails_whole_with_one_of_its_hosts(
-    factory: str, number: signal.Signals | None, words: str
-) -> None:
+async def fails_whole(factory: str, number: int, words: str) -> None:
+    """With its second host, which gets the signal unless that is 0; then a new start works."""
     with hosts(factory) as slice_:
         other = slice_.join()
         async with ending(await slice_.lead()) as process:
             dying = asyncio.create_task(why_it_died(process))
             await until(lambda: process.load.num_steps > 0)
             watch = Stopwatch(process.pid, other.process.pid)
-            if number is not None:
+            if number:
                 other.process.send_signal(number)
-            assert f"the replica fails whole: {words}" in await dying
+            assert f"the replica fails whole: host 1 of 2 (w-1) {words}" in await dying
             assert watch.seconds() < WHOLE_S
         slice_.join()
         async with ending(await slice_.lead()) as process:
             assert await tokens_of(process, request(max_tokens=2))
 
 
-async def test_a_host_ends_with_a_first_host_that_is_killed_or_silent() -> None:
+@pytest.mark.parametrize(
+    ("factory", "number", "words"),
+    [
+        ("load_paced_runner", signal.SIGKILL, "closed the connection: its process ended"),
+        ("load_breaking_follower", 0, "failed: RuntimeError: device lost"),
+        ("load_diverging_follower", 0, "chose other tokens than rank 0, in step "),
+    ],
+)
+async def test_a_replica_fails_whole_with_one_of_its_hosts(factory: str, number: int, words: str) -> None:
+    await fails_whole(factory, number, words)
+
+
+async def test_a_host_that_hangs_lags_or_loses_the_first_is_noticed_within_seconds() -> None:
+    """All three at once, as each takes its time."""
+    await asyncio.gather(
+        fails_whole("load_paced_runner", signal.SIGSTOP, "was silent for 4."),
+        fails_whole("load_slow_follower", 0, "lags: it has done step "),
+        ends_with_the_first(signal.SIGSTOP, "host 0 was silent for 5 s"),
+    )
+
+
+async def ends_with_the_first(number: int, words: str) -> None:
     with hosts() as slice_:
         other = slice_.join()
         async with ending(await slice_.lead()) as process:
-            os.kill(process.pid, signal.SIGKILL)
-            assert (await other.last()).detail.startswith("host 0 is gone")
-        other = slice_.join()
-        async with ending(await slice_.lead()) as process:
-            os.kill(process.pid, signal.SIGSTOP)
-            assert (await other.last()).detail == "host 0 was silent for 5 s"
+            os.kill(process.pid, number)
+            assert (await other.last()).detail.startswith(words)
             assert other.process.returncode == 0
+
+
+async def test_a_host_ends_with_the_first_that_is_killed() -> None:
+    await ends_with_the_first(signal.SIGKILL, "host 0 is gone")
+
+
+async def test_a_model_that_one_host_cannot_load_is_told_with_its_name() -> None:
+    with hosts("refuse_as_follower") as slice_:
+        slice_.join()
+        said = "the replica fails whole: host 1 of 2 (w-1) failed: / is cut short: 12 of 40 bytes; fetch it again"
+        assert await refused(slice_) == said
 
 
 async def refused(slice_: Hosts) -> str:

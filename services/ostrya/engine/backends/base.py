@@ -26,7 +26,9 @@ class LoadedModel:
     load_bytes: int = 0
     """Read from the checkpoint by this process; 0 = not known."""
     memory: Memory | None = None
-    """With the number of KV pages that were made; None: as many as configured."""
+    """None: not counted."""
+    num_pages: int | None = None
+    """KV pages that the device has room for; None: as many as the configuration says."""
 
 
 class StepHandle(Protocol):

@@ -25,26 +25,21 @@ from ostrya.engine.backends.collectives import Gloo
 from ostrya.engine.backends.cpu_ops import CpuOps, MixerTables
 from ostrya.engine.backends.cpu_weights import CpuBuilder
 from ostrya.engine.backends.host_memory import available_bytes
+from ostrya.engine.backends.host_sampling import choose
 from ostrya.engine.backends.kernels.divided_sampling import gathered, sample_divided
-from ostrya.engine.backends.kernels.sampling import sample
-from ostrya.engine.backends.kernels.scores import joined, score
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.memory import accounted, require_room, scratch_bytes
 from ostrya.engine.models.decoder import forward, logits
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.weights import read_weights
-from ostrya.engine.plan import Bucket, Scores, Scoring, StepPlan, fed_forward
+from ostrya.engine.plan import Bucket, Scores, StepPlan, fed_forward
 from ostrya.engine.world import ALONE, World
-from ostrya.errors import ConfigError
 
 T = TypeVar("T")
 
 # oneDNN prepares itself once for each number of rows; multiples keep these few.
 _TOKEN_MULTIPLE = 16
-
-_SCORED_AT_ONCE = 32
-"""Prompt tokens whose logits exist at a time: 32 MB with 250,000 tokens in the vocabulary."""
 
 _M_ARENA_MAX = -8
 """glibc's number of the setting."""
@@ -75,6 +70,7 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
         weights=runner.weights,
         load_bytes=runner.load_bytes,
         memory=runner.memory,
+        num_pages=runner.memory.num_pages,
     )
 
 
@@ -84,9 +80,9 @@ class CpuRunner:
     def __init__(self, config: EngineConfig, device: ThreadPoolExecutor, world: World = ALONE) -> None:
         """On the device thread."""
         source = open_source(Path(config.model_path))
-        self.context_tokens = _context_tokens(config, source.spec.context_tokens)
+        self.context_tokens = config.context_within(source.spec.context_tokens)
         self.vocab_size = source.spec.vocab_size
-        sharding = Sharding(source.spec, mesh := _mesh(config, world))
+        sharding = Sharding(source.spec, mesh := Mesh.of(world.size, num_groups=config.expert_parallel))
         self.spec = sharding.local
         limit_bytes = _memory_limit_bytes(config, world)
         require_room(source.spec, config, mesh, limit_bytes=limit_bytes)
@@ -174,26 +170,7 @@ class CpuRunner:
         logits_RV = logits(self._weights, x_TD, torch.from_numpy(plan.logits_index[:num_logits]))
         if self._collectives is not None and plan.scoring is None:
             return sample_divided(logits_RV, plan, self._collectives).int().numpy(), None
-        logits_RV = self._whole(logits_RV)
-        if plan.scoring is None:
-            return sample(logits_RV, plan).int().numpy(), None
-        logprobs_NV = logits_RV[torch.from_numpy(plan.scoring.row)].log_softmax(-1)
-        tokens: npt.NDArray[np.int32] = sample(logits_RV, plan).int().numpy()
-        return tokens, self._scores(plan.scoring, x_TD, logprobs_NV, tokens)
-
-    def _scores(
-        self, scoring: Scoring, x_TD: torch.Tensor, logprobs_NV: torch.Tensor, tokens: npt.NDArray[np.int32]
-    ) -> Scores:
-        num_top = int(scoring.num_top.max())
-        parts = [score(logprobs_NV, torch.from_numpy(tokens[scoring.row]), num_top=num_top)]
-        for first in range(0, len(scoring.index), _SCORED_AT_ONCE):
-            targets_N = torch.from_numpy(scoring.target[first : first + _SCORED_AT_ONCE])
-            # Whole slices only: oneDNN prepares itself for each number of rows, and few rows take another kernel.
-            index_N = torch.zeros(_SCORED_AT_ONCE, dtype=torch.int32)
-            index_N[: len(targets_N)] = torch.from_numpy(scoring.index[first : first + _SCORED_AT_ONCE])
-            logprobs_NV = self._whole(logits(self._weights, x_TD, index_N))[: len(targets_N)].log_softmax(-1)
-            parts.append(score(logprobs_NV, targets_N, num_top=num_top))
-        return joined(parts)
+        return choose(plan, self._whole(logits_RV), lambda index_N: self._whole(logits(self._weights, x_TD, index_N)))
 
     def _least(self, num_pages: int) -> int:
         """Of all processes."""
@@ -237,20 +214,6 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros that take memory only where they are written: numpy asks the operating system for them, torch.zeros fills
     them itself."""
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
-
-
-def _mesh(config: EngineConfig, world: World) -> Mesh:
-    num_groups = config.expert_parallel
-    if world.size % num_groups:
-        raise ConfigError([f"expert_parallel is {num_groups}; it must divide the {world.size} processes"])
-    return Mesh(expert=num_groups, tensor=world.size // num_groups)
-
-
-def _context_tokens(config: EngineConfig, limit: int) -> int:
-    wanted = config.max_context_tokens
-    if wanted is not None and not 1 <= wanted <= limit:
-        raise ConfigError([f"max_context_tokens is {wanted}; the model allows 1 to {limit}"])
-    return wanted or limit
 
 
 def _memory_limit_bytes(config: EngineConfig, world: World) -> int | None:

@@ -54,9 +54,10 @@ class StaticExperts:
         is_expert_BE = expert_B.unsqueeze(-1) == torch.arange(num_experts, device=x_TD.device)
         gated_BNI = self.gate(x_BND @ _of_blocks(self.gate_up_EDF, is_expert_BE, expert_B))
         y_BND = gated_BNI @ _of_blocks(self.down_EID, is_expert_BE, expert_B)
+        # The last place is never taken: not all blocks are full.
         y_MD = _rows(y_BND.flatten(-3, -2), place_M.clamp(max=num_places - 1)).float()
         y_TkD = y_MD.view(*is_here_Tk.shape, -1)
-        return torch.where(is_here_Tk.unsqueeze(-1), y_TkD * weights_Tk.unsqueeze(-1), 0.0).sum(-2)
+        return (y_TkD * weights_Tk.unsqueeze(-1)).sum(-2)
 
 
 def blocks(num_tokens: int, top_k: int, num_experts: int) -> tuple[int, int]:

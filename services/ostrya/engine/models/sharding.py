@@ -73,6 +73,13 @@ class Mesh:
     expert: int = 1
     tensor: int = 1
 
+    @classmethod
+    def of(cls, num_shards: int, *, num_groups: int) -> "Mesh":
+        """Groups that divide the experts among them. ConfigError when they do not come out even."""
+        if num_shards % num_groups:
+            raise ConfigError([f"expert_parallel is {num_groups}; it must divide the {num_shards} processes"])
+        return cls(expert=num_groups, tensor=num_shards // num_groups)
+
     @property
     def num_shards(self) -> int:
         return self.expert * self.tensor
