@@ -71,9 +71,9 @@ class HuggingFaceSource:
         return self._reader.ahead([block for one in expected for block in self._blocks(*one)])
 
     def read_into(self, name: str, out: torch.Tensor, region: Region) -> None:
+        self.require(name, region.shape)
         if len(region.shape) == 3:
             return self._read_experts(name, out, region)
-        self.require(name, region.shape)
         dtype = _DTYPES[self._entry(self._stored_name(name)).dtype]
         out_rows = out.view(-1, out.shape[-1])
         if skips_rows(region):
