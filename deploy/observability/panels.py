@@ -100,6 +100,21 @@ VARIABLES = (
 )
 
 
+SIMULATED: Json = {
+    "name": "Simulated",
+    "datasource": DATASOURCE,
+    "enable": True,
+    "hide": False,
+    "iconColor": "purple",
+    "expr": 'max by (replica) (ostrya_worker_simulated{pool=~"$pool", replica=~"$replica"}) == 1',
+    "step": "60s",
+    "titleFormat": "Simulated",
+    "textFormat": "{{replica}} computes nothing: its times, and those of requests it answered, are predictions.",
+    "useValueForTime": False,
+}
+"""Drawn over every panel of every board, while a replica has backend roofline."""
+
+
 def board_json(board: Board, boards: Sequence[Board]) -> Json:
     """The dashboard as Grafana loads it, with links to the others of `boards`. ValueError: a panel is too wide."""
     return {
@@ -114,7 +129,7 @@ def board_json(board: Board, boards: Sequence[Board]) -> Json:
         "refresh": "30s",
         "time": {"from": "now-1h", "to": "now"},
         "timezone": "browser",
-        "annotations": {"list": []},
+        "annotations": {"list": [SIMULATED]},
         "links": [_link(other) for other in boards if other is not board],
         "templating": {"list": [_datasource(), *map(_variable, (*VARIABLES, *board.variables))]},
         "panels": _place(board.rows),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ostrya.cli.simulated import STAND_IN
 from tests.chart.commands import Command, check_config, command_of, expanded, options
 from tests.chart.pods import pods
 from tests.chart.render import Render, preset
@@ -76,6 +77,18 @@ def test_what_a_fetch_brings_lies_where_the_main_container_looks(shown: Render) 
                 reports = str(asked["report_dir"])
                 assert reports == read["start_report_dir"]
                 assert mounts[reports] == written[reports]
+
+
+def test_simulated_workers_are_those_of_cpu_and_the_router_serves_their_models_name() -> None:
+    shown = preset("ci/simulated-values")
+    worker, router = (next(iter(pods(shown, component))) for component in ("worker", "router"))
+    assert "ostrya/worker-cpu:" in worker.main.image
+    asked = options(command_of(shown, worker, worker.main))
+    assert (asked["model"], asked["slice"]) == ("kimi-k3", "tpu7x-16")
+    served = options(command_of(shown, router, router.main))
+    assert asked["model_name"] == served["model_name"] == "kimi-k3"
+    # Both have the tokenizer of the model that is in their image.
+    assert served["model"] == STAND_IN
 
 
 def test_the_compile_cache_of_xla_is_in_the_volume_that_keeps_it(shown: Render) -> None:

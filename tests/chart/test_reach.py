@@ -35,6 +35,7 @@ def pool(**values: object) -> Tree:
 
 
 V6E_8 = pool(backend="xla", slice={"generation": "v6e", "machineType": "ct6e-standard-8t", "topology": "2x4"})
+SIMULATED = pool(backend="roofline", simulate={"model": "kimi-k3", "slice": "tpu7x-16"})
 V6E_2X4 = pool(backend="xla", slice={"generation": "v6e", "machineType": "ct6e-standard-4t", "topology": "2x4"})
 OPERATOR: Tree = {"monitoring": {"provider": "prometheus-operator"}}
 KUBERNETES: Tree = {"discovery": "kubernetes"}
@@ -82,6 +83,8 @@ CASES: dict[str, Case] = {
     "router.serviceAccount.name": Case("reach-router"),
     "router.serviceAccount.create": Case(False, {"router": ACCOUNT}),
     "poolDefaults.backend": Case("torchtpu", V6E_8),
+    "poolDefaults.simulate.model": Case("qwen3-8b", SIMULATED),
+    "poolDefaults.simulate.slice": Case("v6e-4", SIMULATED),
     "poolDefaults.workload": Case("Deployment"),
     "poolDefaults.model.name": Case("reach"),
     "poolDefaults.model.source": Case("gs", along=GS),
@@ -193,6 +196,7 @@ ARRIVES: dict[str, set[str]] = {
     "poolDefaults": {WORKER},
     "poolDefaults.maxMessageBytes": {ROUTER, WORKER},
     "poolDefaults.model": {ROUTER, WORKER},
+    "poolDefaults.simulate.model": {ROUTER, WORKER},
     "poolDefaults.model.download.medium": {WORKER},
     "poolDefaults.autoscaling.hpaMetrics": {RELEASE, ROUTER, WORKER},
     "redis.mode": {ROUTER, WORKER, REDIS},

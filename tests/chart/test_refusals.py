@@ -112,7 +112,7 @@ WRONG: dict[str, tuple[Tree, tuple[str, ...]]] = {
     "discovery": ({"discovery": "dns"}, ("/discovery", "'registry', 'kubernetes'")),
     "pull policy": ({"image": {"pullPolicy": "Sometimes"}}, ("/image/pullPolicy", "IfNotPresent")),
     "log level": ({"router": {"logLevel": "verbose"}}, ("/router/logLevel", "debug")),
-    "backend": (pool(backend="gpu"), ("/backend", "cpu", "xla", "torchtpu")),
+    "backend": (pool(backend="gpu"), ("/backend", "cpu", "xla", "torchtpu", "roofline")),
     "type of numbers": (pool(engine={"dtype": "float16"}), ("/engine/dtype", "bfloat16")),
     "weights for other numbers": (pool(engine={"weights": "f32"}), ("engine.weights is f32", "bfloat16")),
     "numbers for other weights": (pool(engine={"weights": "int4", "dtype": "float32"}), ("int4", "float32")),
@@ -198,6 +198,19 @@ IMPOSSIBLE: dict[str, tuple[Tree, tuple[str, ...]]] = {
         ("8 google.com/tpu", "no slice", "slice.topology"),
     ),
     "the CPU backend on a slice": (pool(slice=V6E_8), ("backend is cpu", "v6e 2x4", "xla or torchtpu")),
+    "a simulation on a slice": (
+        pool(backend="roofline", simulate={"model": "kimi-k3", "slice": "tpu7x-16"}, slice=V6E_8),
+        ("backend is roofline", "v6e 2x4", "remove the slice"),
+    ),
+    "a simulation of nothing": (pool(backend="roofline"), ("needs simulate.model and simulate.slice",)),
+    "a simulation of weights": (
+        pool(backend="roofline", simulate={"model": "m", "slice": "v6e-8"}, model={"source": "gs", "gs": {"url": "u"}}),
+        ("reads no weights", "model.gs", "simulate.model"),
+    ),
+    "what is simulated, and computed": (
+        pool(simulate={"model": "kimi-k3", "slice": "tpu7x-16"}),
+        ("simulate is set but backend is cpu", "set backend to roofline"),
+    ),
     "a TPU backend without a slice": (pool(backend="xla"), ("backend xla needs a TPU", "slice.generation")),
     "several hosts in a StatefulSet": (
         tpu(V6E_16, workload="StatefulSet"),

@@ -32,6 +32,8 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
         self.worker_ids = ["worker-0"]
         """Of the replicas it lists."""
         self.holds: list[str] = []
+        self.is_simulated = False
+        """Its replicas compute nothing."""
         self.orders: list[tuple[str, str, float | None]] = []
         """What was asked of workers: (cordon | uncordon | drain, worker id, timeout)."""
         self.num_cancelled = 0
@@ -102,7 +104,9 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
                     logprobs=_logprobs(request, position),
                     prompt_logprobs=_logprobs(request, 100) if position == choice == 0 else [],
                 )
-        usage = common_pb2.Usage(prompt_tokens=7, completion_tokens=len(self.words), cached_tokens=4)
+        usage = common_pb2.Usage(
+            prompt_tokens=7, completion_tokens=len(self.words), cached_tokens=4, simulated=self.is_simulated
+        )
         for choice in range(request.n or 1):
             yield inference_pb2.GenerateResponse(
                 finish_reason=common_pb2.FINISH_REASON_STOP, usage=usage, choice=choice
@@ -145,6 +149,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
                 indexed_blocks=12,
                 prefix_credit=True,
                 holds=self.holds,
+                simulated=self.is_simulated,
             )
             for index, worker_id in enumerate(self.worker_ids)
         ]
@@ -169,6 +174,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Adm
             reason="prefix",
             beta=1.0,
             attempt=1,
+            simulated=self.is_simulated,
             candidates=[
                 admin_pb2.Candidate(worker_id=name, cached_tokens=cached, prefill_s=cost, cost_s=cost)
                 for name, cached, cost in rows

@@ -191,7 +191,9 @@ class FakeModel:
     weights: str = "none"
     load_bytes: int = 0
     memory: Memory | None = None
+    limit: None = None
     num_pages: int | None = None
+    is_simulated: bool = False
 
 
 def load_runner(config: EngineConfig, world: World = ALONE) -> tuple[FakeRunner, FakeModel]:

@@ -129,11 +129,72 @@ STEPS = Row(
             width=12,
         ),
         Panel(
+            title="Share of the limit",
+            text="The least time in which the hardware could do the steps, of the time they took: 100 % is the "
+            "physical limit. decode = one token for each row, prefill = chunks of prompts, mixed = both. Low with few "
+            "rows: the host or launching is what a step waits for. On CPU the limit is measured at the start.",
+            queries=(
+                Query(
+                    ratio(worker("step_limit_seconds_total"), worker("step_taken_seconds_total"), "replica, kind"),
+                    "{{replica}} {{kind}}",
+                ),
+            ),
+            unit="percentunit",
+            maximum=1,
+            width=8,
+        ),
+        Panel(
+            title="Share of the limit, step by step",
+            text="Of single steps: a tenth of them was nearer to the limit than p90, a tenth further than p10. Above "
+            "100 % the limit itself is wrong: this machine was busy when it was measured.",
+            queries=tuple(
+                Query(quantile(q, worker("step_limit_ratio_bucket"), "replica"), f"{{{{replica}}}} p{round(100 * q)}")
+                for q in (0.1, 0.5, 0.9)
+            ),
+            unit="percentunit",
+            width=8,
+        ),
+        Panel(
+            title="What the limit is made of",
+            text="Seconds that the hardware needs at least in each second of steps: to read memory (weights and KV "
+            "pages), or to compute. What is missing to 100 % is lost to everything else.",
+            queries=(
+                Query(
+                    f"{rate(worker('step_limit_seconds_total'), 'replica, bound')} / on (replica) group_left "
+                    f"{rate(worker('step_taken_seconds_total'), 'replica')}",
+                    "{{replica}} {{bound}}",
+                ),
+            ),
+            unit="percentunit",
+            stacked=True,
+            width=8,
+        ),
+        Panel(
             title="Steps",
             text="Steps of the engine. 0 with running requests is a stalled engine.",
             queries=(Query(rate(worker("steps_total"), "replica"), PER_REPLICA),),
             unit="ops",
-            width=12,
+            width=6,
+        ),
+        Panel(
+            title="Against which limit",
+            text="Memory bandwidth in bytes/s and rate of products in FLOP/s (bfloat16) of all devices together: as "
+            "published for TPU, measured at the start on CPU. 0: this backend does not say.",
+            queries=(
+                Query(f"max by (replica) ({worker('peak_bytes_per_second')})", "{{replica}} bytes/s"),
+                Query(f"max by (replica) ({worker('peak_flops_per_second')})", "{{replica}} FLOP/s"),
+            ),
+            kind="stat",
+            width=6,
+        ),
+        Panel(
+            title="Simulated replicas",
+            text="simulated = the replica has backend roofline: it computes nothing, and every time on these boards "
+            "that depends on it is a prediction by the capacity model.",
+            queries=(Query(f"max by (replica) ({worker('simulated')})", "{{replica}}"),),
+            kind="state-timeline",
+            names=((0, "computes", "green"), (1, "simulated", "purple")),
+            width=6,
         ),
         Panel(
             title="Since the step loop spoke",
@@ -142,7 +203,7 @@ STEPS = Row(
             queries=(Query(f"max by (replica) ({worker('engine_report_age_seconds')})", PER_REPLICA),),
             unit="s",
             steps=(Step(10, "red"),),
-            width=12,
+            width=6,
         ),
     ),
 )

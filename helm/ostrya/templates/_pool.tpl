@@ -12,7 +12,7 @@
 {{- end -}}
 {{- $pool := mergeOverwrite (deepCopy $root.Values.poolDefaults) (deepCopy (get $root.Values.pools .name | default dict)) -}}
 {{- $router := mergeOverwrite (deepCopy $root.Values.router) (deepCopy $pool.router) -}}
-{{- include "ostrya.refusals.null" (dict "where" "poolDefaults" "with" $pool "fields" (list "model" "engine" "slice" "compileCache" "resources" "autoscaling" "podDisruptionBudget" "serviceAccount")) -}}
+{{- include "ostrya.refusals.null" (dict "where" "poolDefaults" "with" $pool "fields" (list "model" "simulate" "engine" "slice" "compileCache" "resources" "autoscaling" "podDisruptionBudget" "serviceAccount")) -}}
 {{- include "ostrya.refusals.null" (dict "where" "router" "with" $router "fields" (list "resources" "service" "autoscaling" "podDisruptionBudget" "serviceAccount")) -}}
 {{- $slice := include "ostrya.slice" (dict "where" $where "slice" $pool.slice) | fromJson -}}
 {{- $tpu := not (empty $slice) -}}
@@ -46,10 +46,20 @@
 
 {{/* Backend, slice, tensor parallelism and chip counts agree. */}}
 {{- define "ostrya.pool.compute" -}}
-{{- if and .tpu (eq .backend "cpu") -}}
-{{- fail (printf "%s: backend is cpu but slice is %s %s; set backend to xla or torchtpu, or remove the slice" .where .slice.generation .slice.topology) -}}
+{{- $onCpu := has .backend (list "cpu" "roofline") -}}
+{{- if and .tpu $onCpu -}}
+{{- fail (printf "%s: backend is %s but slice is %s %s; set backend to xla or torchtpu, or remove the slice" .where .backend .slice.generation .slice.topology) -}}
 {{- end -}}
-{{- if and (not .tpu) (ne .backend "cpu") -}}
+{{- if and (eq .backend "roofline") (not (and .simulate.model .simulate.slice)) -}}
+{{- fail (printf "%s: backend is roofline; it needs simulate.model and simulate.slice, such as kimi-k3 and tpu7x-16" .where) -}}
+{{- end -}}
+{{- if and (ne .backend "roofline") (or .simulate.model .simulate.slice) -}}
+{{- fail (printf "%s.simulate is set but backend is %s; set backend to roofline, or remove it" .where .backend) -}}
+{{- end -}}
+{{- if and (eq .backend "roofline") (or (ne .model.source "baked") .model.baked.model) -}}
+{{- fail (printf "%s: backend is roofline, which reads no weights; remove model.source and model.%s, and name simulate.model" .where .model.source) -}}
+{{- end -}}
+{{- if and (not .tpu) (not $onCpu) -}}
 {{- fail (printf "%s: backend %s needs a TPU; set slice.generation, slice.machineType and slice.topology" .where .backend) -}}
 {{- end -}}
 {{- $chips := .tpu | ternary .derived.chips 1 -}}
@@ -58,7 +68,7 @@
 {{- if .tpu -}}
 {{- fail (printf "%s.engine.tensorParallel is %v but slice %s has %v chips; a replica uses all of them: set %v, or null" .where $parallel .slice.topology $chips $chips) -}}
 {{- end -}}
-{{- fail (printf "%s.engine.tensorParallel is %v; backend cpu takes 1, or null" .where $parallel) -}}
+{{- fail (printf "%s.engine.tensorParallel is %v; backend %s takes 1, or null" .where $parallel .backend) -}}
 {{- end -}}
 {{- $_ := set . "tensorParallel" $parallel -}}
 {{- if lt (int .engine.maxStepTokens) (int .engine.maxRunning) -}}
@@ -160,6 +170,7 @@
 {{- $path = printf "/models/%s" (base $model.huggingFace.id) -}}
 {{- end -}}
 {{- $_ := set . "modelPath" $path -}}
+{{- $_ := set . "servedName" ($model.name | default .simulate.model) -}}
 {{- $_ := set . "fetch" $fetch -}}
 {{- if and (eq .compileCache.type "pvc") (not .compileCache.claimName) -}}
 {{- fail (printf "%s.compileCache.type is pvc; it needs compileCache.claimName" $where) -}}

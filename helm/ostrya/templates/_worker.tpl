@@ -4,7 +4,7 @@
 {{- $root := .root -}}
 {{- $pool := .pool -}}
 {{- $ids := dict "root" $root "component" "worker" "pool" $pool.name -}}
-{{- $image := include "ostrya.image" (dict "root" $root "name" (printf "ostrya/worker-%s" $pool.backend) "override" $pool.image) -}}
+{{- $image := include "ostrya.image" (dict "root" $root "name" (printf "ostrya/worker-%s" (eq $pool.backend "roofline" | ternary "cpu" $pool.backend)) "override" $pool.image) -}}
 {{- $asRoot := and $pool.tpu (eq $root.Values.podSecurity "baseline") -}}
 {{- $security := include "ostrya.workerSecurity" $asRoot -}}
 {{- $pod := dict "root" $root "pool" $pool "worker" true "image" $image "security" $security -}}
@@ -43,8 +43,8 @@ spec:
       args:
         - worker
         {{- include "ostrya.args" (list
-          (dict "model" $pool.modelPath)
-          (dict "model-name" $pool.model.name)
+          (dict "model" ($pool.simulate.model | default $pool.modelPath))
+          (dict "model-name" $pool.servedName)
           (dict "worker-id" "$(POD_NAME)")
           (dict "pool" $pool.name)
           (dict "host" "0.0.0.0")
@@ -52,6 +52,7 @@ spec:
           (dict "advertise-address" "$(POD_IP):50052")
           (dict "metrics-port" 9401)
           (dict "backend" $pool.backend)
+          (dict "slice" $pool.simulate.slice)
           (dict "tensor-parallel" $pool.tensorParallel)
           (dict "dtype" $pool.engine.dtype)
           (dict "weights" $pool.engine.weights)

@@ -175,6 +175,7 @@ def cost_line(stream: "Answer", first_s: float, total_s: float) -> str:
         return f"no usage reported; decision {stream.decision_id}"
     rate = (usage.completion_tokens - 1) / (total_s - first_s) if total_s > first_s else 0.0
     return (
+        f"{'simulated: ' if usage.is_simulated else ''}"
         f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), {usage.completion_tokens} generated, "
         f"{stream.finish_reason}; first token {first_s * 1e3:.0f} ms, then {rate:.0f} tok/s; "
         f"{stream.replica}, decision {stream.decision_id}"

@@ -108,7 +108,7 @@ def _print(summary: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary, indent=2))
         return
-    latencies = Table("ms", "p50", "p90", "p99")
+    latencies = Table("ms, simulated" if "simulated" in summary else "ms", "p50", "p90", "p99")
     for name in ("ttft_ms", "inter_token_ms", "end_to_end_ms"):
         row = summary.pop(name)
         assert isinstance(row, dict)

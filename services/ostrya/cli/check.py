@@ -23,8 +23,6 @@ CANCEL_S = 0.5
 BOARD_S = 1.0
 """A load report takes so long to come round at worst."""
 RESTART_TIMEOUT_S = 90.0
-TOKENS_PER_BLOCK = 32
-"""Page size times routing stride, as `up` starts its workers."""
 POLL_S = 0.05
 
 
@@ -142,7 +140,7 @@ class Check:
         readers = [self._begin(_read(stream)) for stream in self._long_answers()]
         self._stack.release(REDIS)
         await self._stack.wait_redis(timeout_s=RESTART_TIMEOUT_S)
-        whole = self._index_has(before, unheard.replica, more_blocks=MIN_CACHED_TOKENS // TOKENS_PER_BLOCK)
+        whole = self._index_has(before, unheard.replica, more_blocks=MIN_CACHED_TOKENS // self._stack.tokens_per_block)
         healed_s = await self._until("the index whole", whole, HEAL_S)
         answers = await asyncio.gather(*readers)
         self.saw(all(answers), f"Redis back and empty, {len(answers)} requests meanwhile: all answered")

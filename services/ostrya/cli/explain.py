@@ -27,7 +27,8 @@ def explain(
     if as_json:
         print_json(decision)
         return
-    title = f"decision {decision.decision_id}, request {decision.request_id}"
+    simulated = "simulated: " if decision.simulated else ""
+    title = f"{simulated}decision {decision.decision_id}, request {decision.request_id}"
     show(Text(title), table(decision), Text(in_words(decision)))
 
 

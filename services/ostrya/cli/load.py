@@ -107,6 +107,7 @@ class Sample:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    is_simulated: bool = False
     replica: str = ""
     error: str = ""
     """Its class; empty = answered."""
@@ -181,4 +182,5 @@ async def measure(client: "AsyncClient", prompt: Prompt, *, timeout_s: float) ->
     if stream.usage is not None:
         sample.prompt_tokens, sample.cached_tokens = stream.usage.prompt_tokens, stream.usage.cached_tokens
         sample.completion_tokens = stream.usage.completion_tokens
+        sample.is_simulated = stream.usage.is_simulated
     return sample

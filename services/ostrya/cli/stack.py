@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ostrya.cli import local_redis
 from ostrya.cli.children import MARK, Child, marked
 from ostrya.cli.ports import HOST, free_ports
+from ostrya.cli.simulated import SimulatedModel
 from ostrya.errors import OstryaError
 
 POLL_S = 0.1
@@ -26,6 +27,11 @@ MAX_RESTARTS = 5
 """Of one child, over the life of the stack: what keeps dying is broken, and saying so beats hiding it."""
 NUM_PAGES = 2048
 """Of each worker: 32k tokens, 0.7 GiB for SmolLM2 in bfloat16; a stack on a laptop is not alone there."""
+PAGE_SIZE, ROUTING_STRIDE = 16, 2
+"""What workers take unless told otherwise."""
+TPU_PAGE_SIZE, TPU_MAX_RUNNING, TPU_STEP_TOKENS = 64, 64, 2048
+"""Of simulated workers: a routing block of 128 tokens, a batch as serving engines have it on TPU, and chunks as
+`ostrya capacity` cuts prompts."""
 REDIS = "redis"
 ROUTER = "router"
 
@@ -43,6 +49,12 @@ class StackOptions:
     port: int
     dtype: str
     weights: str = "auto"
+    simulated: SimulatedModel | None = None
+    """Not None: workers have backend roofline, and `model` is not computed."""
+    slice: str = ""
+    """Of TPUs, on which it is simulated."""
+    worker_options: tuple[str, ...] = ()
+    """For every worker, after its other ones."""
     max_start_s: float = 180.0
 
 
@@ -74,6 +86,11 @@ class Stack:
     def has_redis(self) -> bool:
         """False where this machine has none."""
         return REDIS in self.ports
+
+    @property
+    def tokens_per_block(self) -> int:
+        """Of what routers know; unless a worker option says otherwise."""
+        return ROUTING_STRIDE * (TPU_PAGE_SIZE if self.options.simulated else PAGE_SIZE)
 
     @property
     def names(self) -> list[str]:
@@ -183,24 +200,45 @@ class Stack:
 
     def _all_commands(self) -> dict[str, list[str]]:
         ostrya = [sys.executable, "-m", "ostrya.cli.main"]
-        common = ["--host", HOST, "--model", self.options.model]
+        common = ["--host", HOST]
         # Without one of our own, port 1: a Redis that happens to run on this machine is not ours to use.
         common += ["--redis-url", f"redis://{HOST}:{self.ports.get(REDIS, 1)}/0"]
         commands = {}
         if self.has_redis:
             commands[REDIS] = [*local_redis.command(), *local_redis.options(self.ports[REDIS], self.directory)]
         known = [part for name in self.workers for part in ("--static-workers", f"{HOST}:{self.ports[name]}")]
-        commands[ROUTER] = [*ostrya, "router", *common, *self._ports_of(ROUTER), *known]
-        threads = max(1, (os.cpu_count() or 1) // len(self.workers))
+        served, computed = self._model()
+        commands[ROUTER] = [*ostrya, "router", *common, *served, *self._ports_of(ROUTER), *known]
         for name in self.workers:
-            own = ["--worker-id", name, *self._ports_of(name)]
-            size = ["--num-threads", str(threads), "--num-pages", str(NUM_PAGES)]
-            kept = ["--dtype", self.options.dtype, "--weights", self.options.weights]
-            commands[name] = [*ostrya, "worker", *common, *own, *size, *kept]
+            own = ["--worker-id", name, *self._ports_of(name), *computed, *self.options.worker_options]
+            commands[name] = [*ostrya, "worker", *common, *own]
         return commands
+
+    def _model(self) -> tuple[list[str], list[str]]:
+        """Options of the router and of workers."""
+        options, simulated = self.options, self.options.simulated
+        if simulated is not None:
+            served = ["--model", simulated.tokenizer, "--model-name", simulated.name]
+            computed = ["--model", options.model, "--model-name", simulated.name]
+            return served, [*computed, "--backend", "roofline", "--slice", options.slice, *simulated_size()]
+        model = ["--model", options.model]
+        threads = max(1, (os.cpu_count() or 1) // len(self.workers))
+        size = ["--num-threads", str(threads), "--num-pages", str(NUM_PAGES)]
+        return model, [*model, *size, "--dtype", options.dtype, "--weights", options.weights]
 
     def _ports_of(self, name: str) -> list[str]:
         return ["--port", str(self.ports[name]), "--metrics-port", str(self.metrics_ports[name])]
+
+
+def simulated_size() -> list[str]:
+    """Options of a simulated worker that are as they would be on TPU."""
+    sizes = {
+        "page-size": TPU_PAGE_SIZE,
+        "max-running": TPU_MAX_RUNNING,
+        "max-step-tokens": TPU_STEP_TOKENS,
+        "max-prefill-chunk-tokens": TPU_STEP_TOKENS,
+    }
+    return [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
 
 
 @asynccontextmanager

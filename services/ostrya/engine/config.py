@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ostrya.capacity.chips import find_slice
 from ostrya.errors import ConfigError
 
 Weights = Literal["auto", "int4", "int8", "bf16", "f32"]
@@ -33,8 +34,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the digest chain; see text/tokenizer.py."""
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end an answer, as text/turns.py finds them; given by the worker's command."""
-    backend: Literal["cpu", "xla", "torchtpu"] = "cpu"
-    """What computes. xla is refused at start in this version."""
+    vocab_size: int = 0
+    """Of the tokenizer; given by the worker's command. 0 = as the model says."""
+    backend: Literal["cpu", "xla", "torchtpu", "roofline"] = "cpu"
+    """What computes; roofline computes nothing and takes the time that the model would take on `slice`."""
+    slice: str = ""
+    """With backend roofline: the TPU slice that is simulated, as `ostrya capacity --list` names them, like tpu7x-16."""
     tensor_parallel: int = 1
     """Devices that share each layer: all chips of the slice. With backend cpu: processes, which meet over gloo."""
     expert_parallel: int = 1
@@ -52,7 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens a page."""
     num_pages: int = _PAGES_OF_BACKEND
     """KV pages; page 0 is scratch for padding. auto: as many as memory has room for. Absent: 4096 with backend cpu,
-    else auto."""
+    else auto. With backend roofline as many as the slice has room for, whatever this says."""
     memory_limit_bytes: int | None = None
     """Of each device, for weights, KV pages and intermediate results. Absent: what the device has; with backend cpu,
     what is available on this machine and in its cgroup, shared among the processes of the replica."""
@@ -93,6 +98,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.expert_exchange_tokens is not None and self.expert_exchange_tokens < 1:
             problems.append(f"expert_exchange_tokens is {self.expert_exchange_tokens}; it must be at least 1")
+        problems += self._slice_problems()
         if problem := weights_problem(self.weights, self.dtype):
             problems.append(problem)
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
@@ -128,3 +134,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if wanted is not None and not 1 <= wanted <= model_limit:
             raise ConfigError([f"max_context_tokens is {wanted}; the model allows 1 to {model_limit}"])
         return wanted or model_limit
+
+    def _slice_problems(self) -> list[str]:
+        if self.backend != "roofline":
+            return [f"slice is {self.slice}; only backend roofline simulates one"] if self.slice else []
+        problems = []
+        if self.tensor_parallel > 1:
+            problems.append(
+                f"tensor_parallel is {self.tensor_parallel}; backend roofline simulates all of a slice: it must be 1"
+            )
+        if not self.slice:
+            return [*problems, "slice is empty; backend roofline needs the one to simulate, such as tpu7x-16"]
+        try:
+            find_slice(self.slice)
+        except ConfigError as error:
+            problems += error.problems
+        return problems

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ostrya.engine import scoring
-from ostrya.engine.backends.base import Runner, StepHandle
+from ostrya.engine.backends.base import Limit, Runner, StepHandle
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.pacing import Pacing
 from ostrya.engine.plan import StepPlan
@@ -65,12 +65,14 @@ class Engine:
         *,
         context_tokens: int,
         eos_token_ids: Collection[int],
+        limit: Limit | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        limit = min(context_tokens, config.max_context_tokens or context_tokens)
-        self.scheduler = Scheduler(config, context_tokens=limit, eos_token_ids=eos_token_ids)
+        longest = min(context_tokens, config.max_context_tokens or context_tokens)
+        self.scheduler = Scheduler(config, context_tokens=longest, eos_token_ids=eos_token_ids)
         self._overlap = config.overlap
         self._runner = runner
+        self._limit = limit
         self._clock = clock
         self._in_flight: deque[_Launched] = deque()
         self._ended_s = float("-inf")
@@ -135,6 +137,7 @@ class Engine:
             shape=step.shape,
             work=done,
             expected_s=expected_s,
+            limit=None if self._limit is None or step.compiles else self._limit.limit(step.plan),
         )
 
     def load(self) -> Load:

@@ -37,7 +37,8 @@ START_SILENCE_S = 60.0
 """As in leader.py."""
 IN_FLIGHT = 4
 """Steps that the device may have before it."""
-MIN_BEAT_S = 0.01
+MIN_BEAT_S = 0.05
+"""Between two, so that rank 0 is not kept busy by them."""
 BLAME_S = 0.5
 _PR_SET_PDEATHSIG = 1
 LEADER_GONE, FAILED = 0, 1
@@ -92,6 +93,7 @@ class Follower:
         who = identity(self._follow.config, self._follow.factory, self._slice)
         self._sock = sock = self._dial()
         sock.settimeout(GREETING_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         challenge = wire.receive(sock)
         if not isinstance(challenge, wire.Challenge):
             raise EOFError("what answers there is no host 0")

@@ -1,6 +1,6 @@
 """Rank 0's end of the channel to the other ranks of its replica: gathers them, sends to them, watches them.
 
-All of it runs in one thread with an event loop; the engine's thread hands over frames and never waits for a socket.
+It reads and watches in one thread with an event loop; the engine's thread sends, and never waits for a socket.
 Once all are there a replica lives and dies as one: whatever goes wrong with a follower, `end` is told which and why,
 and ends this process, for a collective that waits for a lost rank hangs in C code where no exception goes.
 """
@@ -12,18 +12,17 @@ import socket
 import subprocess
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from threading import Lock, Thread
-from typing import Literal
 
 import msgspec
 
 from ostrya.engine import slice_wire as wire
 from ostrya.engine.config import EngineConfig
-from ostrya.engine.handshake import differences, identity, is_proof
+from ostrya.engine.handshake import identity
+from ostrya.engine.joining import Joining, Peer, Phase
 from ostrya.engine.local_ranks import COMMAND, first_line
+from ostrya.engine.slice_link import Link
 from ostrya.engine.world import Slice, World, ranks_per_host
 from ostrya.errors import ModelLoadError, OstryaError
 
@@ -45,23 +44,7 @@ MIN_PHASE_S = 120.0
 PHASE_RATIO = 4.0
 """Others may take so much longer to load or to warm up than rank 0 did."""
 
-Phase = Literal["joined", "loaded", "warm"]
 End = Callable[[str], None]
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Peer:
-    """A follower that has shown who it is. Only the loop's thread touches it."""
-
-    rank: int
-    name: str
-    process: str
-    writer: asyncio.StreamWriter
-    reached: set[Phase] = field(default_factory=lambda: {"joined"})
-    step: int = 0
-    beats: deque[wire.Beat] = field(default_factory=deque)
-    """Not yet compared."""
-    silent_s: float = 0.0
 
 
 class Leader:
@@ -75,10 +58,9 @@ class Leader:
         self._slice, self._config, self._factory = slice_, config, factory
         self._end, self._waiting = end, waiting
         self._per_host = ranks_per_host(config, slice_.num_hosts)
-        self._identity = identity(config, factory, slice_)
-        self._peers: dict[int, _Peer] = {}
-        self._has_begun = self._has_ended = False
-        self._dropped = self._different = ""
+        self._joining = Joining(slice_, identity(config, factory, slice_), per_host=self._per_host)
+        self._peers = self._joining.peers
+        self._has_ended = False
         self._silence_s = START_SILENCE_S
         self._num_sent = 0
         self._num_done = self._checksum = 0
@@ -89,13 +71,9 @@ class Leader:
         self._lock = Lock()
         """Of the three above."""
         self._local: list[subprocess.Popen[bytes]] = []
-        self._greeting: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._run, name="slice-channel", daemon=True)
-
-    @property
-    def size(self) -> int:
-        return self._per_host * self._slice.num_hosts
 
     # From the engine's thread.
 
@@ -114,7 +92,7 @@ class Leader:
         rendezvous = f"{self._slice.leader}:{self._slice.port + 1 if self._slice.port else _free_port(address)}"
         gathering = self._gather(listener, deadline_s=deadline_s, rendezvous=rendezvous)
         asyncio.run_coroutine_threadsafe(gathering, self._loop).result()
-        return World(rank=0, size=self.size, rendezvous=rendezvous, num_hosts=self._slice.num_hosts)
+        return World(rank=0, size=self._joining.size, rendezvous=rendezvous, num_hosts=self._slice.num_hosts)
 
     def reached(self, phase: Phase, *, own_s: float) -> None:
         """Waits until the others have done so too; rank 0 took `own_s`."""
@@ -122,12 +100,12 @@ class Leader:
         asyncio.run_coroutine_threadsafe(self._reached(phase, limit_s), self._loop).result()
 
     def tell(self, message: wire.ToFollower) -> None:
-        self._loop.call_soon_threadsafe(self._send, wire.frame(message))
+        self._send(wire.frame(message))
 
     def send_plan(self, plan: bytes) -> int:
         """The number of its step, from 1."""
         self._num_sent += 1
-        self._loop.call_soon_threadsafe(self._send, wire.plan_frame(plan))
+        self._send(wire.plan_frame(plan))
         return self._num_sent
 
     def done(self, step: int, tokens: bytes) -> None:
@@ -167,101 +145,79 @@ class Leader:
         try:
             self._loop.run_forever()
         finally:
-            tasks = [watching, *self._greeting]
+            tasks = [watching, *self._serving]
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            for peer in self._peers.values():
-                peer.writer.transport.abort()
-            self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()
 
     async def _gather(self, listener: socket.socket, *, deadline_s: float, rendezvous: str) -> None:
-        server = await asyncio.start_server(self._accept, sock=listener)
-        tell_at_s = time.monotonic() + TELL_S
+        joining, tell_at_s = self._joining, time.monotonic() + TELL_S
+        accepting = self._loop.create_task(self._accept(listener))
         try:
-            while len(self._peers) < self.size - 1:
+            while not joining.is_complete:
+                if joining.different:
+                    raise ModelLoadError(joining.different)
+                if time.monotonic() > deadline_s:
+                    raise ModelLoadError(joining.missing(f"did not join within {self._slice.join_timeout_s:.0f} s"))
                 if time.monotonic() > tell_at_s:
                     tell_at_s += TELL_S
-                    self._waiting(f"waiting for {self._missing()}")
-                if self._different:
-                    raise ModelLoadError(self._different)
-                if time.monotonic() > deadline_s:
-                    names = self._missing(f"did not join within {self._slice.join_timeout_s:.0f} s")
-                    raise ModelLoadError(names)
+                    self._waiting(f"waiting for {joining.missing()}")
                 for process in self._local:
                     if process.poll() is not None:
-                        raise ModelLoadError(
-                            f"a process of this host ended with code {process.returncode} at its start"
-                        )
+                        how = f"ended with code {process.returncode} before it joined"
+                        raise ModelLoadError(f"a process of this host {how}; see the lines above")
                 await asyncio.sleep(LOOK_S / 5)
+            joining.is_over = True
         finally:
-            server.close()
-        self._has_begun = True
+            accepting.cancel()
+            await asyncio.wait({accepting})
+            listener.close()
         self._send(wire.frame(wire.Begin(rendezvous)))
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = self._loop.create_task(self._serve(reader, writer))
-        self._greeting.add(task)
-        task.add_done_callback(self._greeting.discard)
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = await self._loop.sock_accept(listener)
+            except OSError:  # out of descriptors, or a connection that ended too soon
+                await asyncio.sleep(LOOK_S)
+                continue
+            task = self._loop.create_task(self._serve(Link(sock, self._loop)))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, link: Link) -> None:
         """One connection, whoever it is, to its end."""
         try:
-            async with asyncio.timeout(GREETING_S):
-                peer = await self._greet(reader, writer)
-        except (EOFError, OSError, ValueError, TimeoutError) as error:
-            # A stranger is none of our business, but whoever waits for a host may want to know.
-            self._dropped = f"a connection from {_source(writer)} was dropped: {_words(error)}"
-            peer = None
-        try:
+            try:
+                async with asyncio.timeout(GREETING_S):
+                    peer = await self._greet(link)
+            except (EOFError, OSError, ValueError, TimeoutError) as error:
+                self._joining.dropped = f"a connection from {link.source} was dropped: {_words(error)}"
+                return
             if peer is not None:
-                await self._hear(peer, reader)
+                await self._hear(peer)
         finally:
-            writer.transport.abort()
+            link.close()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Peer | None:
+    async def _greet(self, link: Link) -> Peer | None:
         nonce = os.urandom(32)
-        writer.write(wire.frame(wire.Challenge(wire.PROTOCOL, nonce)))
-        hello = await wire.read(reader)
+        link.send(wire.frame(wire.Challenge(wire.PROTOCOL, nonce)))
+        hello = await link.read()
         if not isinstance(hello, wire.Hello):
             raise ValueError("it did not say who it is")
-        refusal, rank = self._refusal(hello, nonce), hello.host * self._per_host + hello.local_rank
-        if refusal:
-            writer.write(wire.frame(wire.Refused(refusal)))
-            await writer.drain()
-            self._dropped = f"{hello.name[:100]!a} was refused: {refusal}"
+        if refusal := self._joining.refusal(hello, nonce):
+            link.send(wire.frame(wire.Refused(refusal)))
+            self._joining.dropped = f"{hello.name[:100]!a} was refused: {refusal}"
             return None
-        peer = _Peer(rank=rank, name=self._named(hello), process=hello.name, writer=writer)
-        self._peers[rank] = peer
-        writer.write(wire.frame(wire.Welcome()))
-        return peer
+        link.send(wire.frame(wire.Welcome()))
+        return self._joining.welcome(hello, link)
 
-    def _refusal(self, hello: wire.Hello, nonce: bytes) -> str:
-        if not is_proof(hello.proof, self._slice.secret, nonce):
-            return "its slice secret is not host 0's"
-        if hello.protocol != wire.PROTOCOL:
-            return self._differs(hello, [f"speaks version {hello.protocol} of the channel, host 0 {wire.PROTOCOL}"])
-        if clauses := differences(hello.identity, self._identity):
-            return self._differs(hello, clauses)
-        rank = hello.host * self._per_host + hello.local_rank
-        if not (0 <= hello.host < self._slice.num_hosts and 0 <= hello.local_rank < self._per_host and rank):
-            return f"there is no place for host {hello.host}, process {hello.local_rank}"
-        if self._has_begun or rank in self._peers:
-            taken = self._peers[rank].process if rank in self._peers else "nobody"
-            return f"the place of {self._named(hello)} is taken by {taken}"
-        return ""
-
-    def _differs(self, hello: wire.Hello, clauses: list[str]) -> str:
-        """No new start of theirs alone can mend it, so ours ends too."""
-        self._different = f"{self._named(hello)} {'; '.join(clauses)}"
-        return self._different
-
-    async def _hear(self, peer: _Peer, reader: asyncio.StreamReader) -> None:
+    async def _hear(self, peer: Peer) -> None:
         why = "closed the connection: its process ended"
         try:
             while True:
-                message = await wire.read(reader)
+                message = await peer.link.read()
                 peer.silent_s = 0.0
                 match message:
                     case wire.Beat(step):
@@ -282,12 +238,11 @@ class Leader:
             pass
         self._lose(peer, why)
 
-    def _lose(self, peer: _Peer, why: str) -> None:
-        if self._has_begun:
+    def _lose(self, peer: Peer, why: str) -> None:
+        if self._joining.is_over:
             self._fail(f"{peer.name} {why}")
-        elif self._peers.get(peer.rank) is peer:
-            del self._peers[peer.rank]
-            self._dropped = f"{peer.name} joined and {why}"
+        else:
+            self._joining.leave(peer, why)
 
     def _fail(self, why: str) -> None:
         if not self._has_ended:
@@ -297,13 +252,9 @@ class Leader:
             self._end(f"the replica fails whole: {why}")
 
     def _send(self, frame: bytes) -> None:
+        """From any thread."""
         for peer in self._peers.values():
-            transport = peer.writer.transport
-            if transport.is_closing():
-                continue  # _hear says why
-            peer.writer.write(frame)
-            if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-                self._fail(f"{peer.name} does not take its plans: {MAX_UNSENT_BYTES >> 20} MiB wait for it")
+            peer.link.send(frame)
 
     async def _reached(self, phase: Phase, limit_s: float) -> None:
         deadline_s = time.monotonic() + limit_s
@@ -333,11 +284,12 @@ class Leader:
             self._fail(f"the channel to the other hosts broke: {error!r}")
             raise
 
-    def _look(self, peer: _Peer, heard_s: float) -> None:
+    def _look(self, peer: Peer, heard_s: float) -> None:
         peer.silent_s += heard_s
         if peer.silent_s >= self._silence_s:
             self._lose(peer, f"was silent for {peer.silent_s:.1f} s")
-            peer.writer.transport.abort()
+        if peer.link.num_unsent_bytes > MAX_UNSENT_BYTES:
+            self._fail(f"{peer.name} does not take its plans: {MAX_UNSENT_BYTES >> 20} MiB wait for it")
         with self._lock:
             num_done, (_, since_s) = self._num_done, self._done.get(peer.step + 1, (0, self._heard_s))
         if self._heard_s - since_s >= LAG_S or self._num_sent - peer.step > MAX_AHEAD_STEPS:
@@ -354,19 +306,6 @@ class Leader:
             for step in [one for one in self._done if one < oldest]:
                 del self._done[step]
 
-    def _named(self, hello: wire.Hello) -> str:
-        host = self._slice.named(hello.host) if self._slice.names else f"{self._slice.named(hello.host)} ({hello.name})"
-        if self._per_host == 1:
-            return host
-        rank = f"rank {hello.host * self._per_host + hello.local_rank}"
-        return rank if self._slice.num_hosts == 1 else f"{rank} on {host}"
-
-    def _missing(self, verb: str = "to join") -> str:
-        """Who has not joined, host by host."""
-        ranks = [rank for rank in range(1, self.size) if rank not in self._peers]
-        names = ", ".join(self._slice.named(host) for host in dict.fromkeys(rank // self._per_host for rank in ranks))
-        return f"{names} {verb}" + (f"; {self._dropped}" if self._dropped else "")
-
 
 def _listen(slice_: Slice, deadline_s: float) -> socket.socket:
     """On the address that the others dial and on no other. The name of a host may be known a while after its start."""
@@ -378,6 +317,7 @@ def _listen(slice_: Slice, deadline_s: float) -> socket.socket:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind(address)
                 listener.listen()
+                listener.setblocking(False)
                 stack.pop_all()
                 return listener
         except OSError as error:
@@ -401,11 +341,6 @@ def _started(line: bytes) -> "subprocess.Popen[bytes]":
     process.stdin.write(line)
     process.stdin.flush()
     return process
-
-
-def _source(writer: asyncio.StreamWriter) -> str:
-    name = writer.get_extra_info("peername")
-    return f"{name[0]}:{name[1]}" if name else "nowhere"
 
 
 def _words(error: Exception) -> str:

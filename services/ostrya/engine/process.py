@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 RUNNER_FACTORIES = {
     "cpu": "ostrya.engine.backends.cpu:load_runner",
     "torchtpu": "ostrya.engine.backends.torchtpu:load_runner",
+    "roofline": "ostrya.engine.backends.roofline:load_runner",
 }
 """By EngineConfig.backend; named and not imported, because torch stays in the child."""
 START_LIMIT_S = 3600.0

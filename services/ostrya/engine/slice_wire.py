@@ -7,7 +7,7 @@ when there is nothing else. A follower sends Loaded, Warm, and Beat all the time
 
 import socket
 import struct
-from asyncio import StreamReader
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -107,14 +107,14 @@ def plan_frame(plan: bytes) -> bytes:
     return HEAD.pack(len(plan), PLAN) + plan
 
 
-async def read(reader: StreamReader) -> ToLeader:
-    """Rank 0's next message. EOFError or OSError when the follower is gone, ValueError when it speaks otherwise."""
-    size, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
+async def read(exactly: Callable[[int], Awaitable[bytes]]) -> ToLeader:
+    """Rank 0's next message, of as many bytes as are asked for one by one. ValueError when it is none."""
+    size, kind = HEAD.unpack(await exactly(HEAD.size))
     if kind != CONTROL or size > MAX_CONTROL_BYTES:
         raise ValueError(
             f"a frame of kind {kind} with {size} bytes; allowed: kind {CONTROL}, {MAX_CONTROL_BYTES} bytes"
         )
-    raw = await reader.readexactly(size)
+    raw = await exactly(size)
     try:
         return _to_leader.decode(raw)
     except msgspec.DecodeError as error:

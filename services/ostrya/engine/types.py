@@ -163,6 +163,32 @@ class Shape(msgspec.Struct, frozen=True):
     """A row can address."""
 
 
+StepKind = Literal["decode", "prefill", "mixed"]
+"""Rows of one token, chunks of prompts, or both."""
+
+
+class StepLimit(msgspec.Struct, frozen=True):
+    """The least time in which the hardware could do a step, by what bounds its parts."""
+
+    kind: StepKind
+    memory_s: float
+    compute_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.memory_s + self.compute_s
+
+
+class Peaks(msgspec.Struct, frozen=True):
+    """What the hardware can do at most, all devices together."""
+
+    bytes_per_s: float
+    """Of memory."""
+    flops_per_s: float
+    source: str
+    """Where the two are from, for people."""
+
+
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one turn of the engine tells its owner."""
 
@@ -180,6 +206,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of the step that ended."""
     expected_s: float = 0.0
     """How long it should have taken; 0 = not known, or it compiled."""
+    limit: StepLimit | None = None
+    """Of the step that ended; None: not known, or it compiled."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,3 +254,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Read from the checkpoint by this process; 0 = not known."""
     memory: Memory | None = None
     """Of the device with rank 0; None: the backend does not count it."""
+    peaks: Peaks | None = None
+    """Against which StepReport.limit is; None: not known."""
+    is_simulated: bool = False
+    """Nothing is computed, and every time is a prediction."""

@@ -95,6 +95,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """One decision with every replica's terms; NOT_FOUND after ten minutes."""
         check_name("decision_id", request.decision_id)
         decision = self._decisions.get(request.decision_id)
+        chosen = self._fleet.info(decision.choice.worker_id)
         return admin_pb2.ExplainRouteResponse(
             decision_id=decision.decision_id,
             request_id=decision.request_id,
@@ -107,6 +108,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             candidates=[_candidate(row) for row in candidates(decision)],
             index_age_s=decision.snapshot.index_age_s,
             attempt=decision.attempt,
+            simulated=chosen is not None and chosen.is_simulated,
         )
 
     @translated
@@ -207,6 +209,7 @@ def _replica(row: ReplicaRow) -> admin_pb2.Replica:
         clock_offset_s=row.info.clock_offset_s,
         state_schema=row.info.state_schema,
         version=row.info.version,
+        simulated=row.info.is_simulated,
     )
 
 

@@ -46,6 +46,7 @@ class Answer:
         self._held_logprobs += part.logprobs[: self.usage.completion_tokens - num_before]
         self._prompt_logprobs = part.prompt_logprobs or self._prompt_logprobs
         self.usage.cached_tokens = part.cached_tokens
+        self.usage.simulated |= part.is_simulated
         self.finished = finish_reason != _GOING_ON
         if not text and not self.finished:
             return None

@@ -203,6 +203,7 @@ class Link:
             clock_offset_s=figures.clock_offset_s(answer.time_s, at),
             state_schema=answer.state_schema,
             version=answer.version,
+            is_simulated=answer.simulated,
         )
 
     def _has_our_chain(self, answer: worker_pb2.GetInfoResponse) -> bool:

@@ -54,6 +54,8 @@ class Part:
     """One for each of token_ids, if asked for."""
     prompt_logprobs: tuple[common_pb2.TokenLogprobs, ...] = ()
     """On the first part, if asked for."""
+    is_simulated: bool = False
+    """Its replica computes nothing. Known of the first and the last part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,7 @@ class Proxy:
                             decision_id=decision.decision_id,
                             logprobs=tuple(message.logprobs),
                             prompt_logprobs=tuple(message.prompt_logprobs),
+                            is_simulated=message.usage.simulated,
                         )
                         if message.finish_reason:
                             return

@@ -40,6 +40,8 @@ class ReplicaInfo:
     state_schema: int = 0
     """Of what it writes to Redis; 0 = it did not say."""
     version: str = ""
+    is_simulated: bool = False
+    """It computes nothing, and its times are predictions."""
 
 
 class Connection:

@@ -257,12 +257,21 @@ class _Worker:
 
 def _tell_of(info: EngineInfo) -> None:
     """How the engine keeps its weights, and what lies in its memory."""
-    log.info("the model is loaded", extra={"fields": {"weights": info.weights, "dtype": info.dtype}})
+    log.info("the model is loaded", extra={"fields": _loaded(info)})
     if info.memory is None:
         return
     level = logging.WARNING if info.memory.limit_bytes and info.memory.free_bytes < 0 else logging.INFO
     fields = memory.rows(info.memory) | {"num_pages": info.num_pages}
     log.log(level, "memory of a device", extra={"fields": fields})
+
+
+def _loaded(info: EngineInfo) -> dict[str, object]:
+    """What the log says of it."""
+    fields: dict[str, object] = {"weights": info.weights, "dtype": info.dtype}
+    if info.peaks is not None:
+        fields |= {"bytes_per_s": info.peaks.bytes_per_s, "flops_per_s": info.peaks.flops_per_s}
+        fields["peaks"] = info.peaks.source
+    return fields | ({"simulated": True} if info.is_simulated else {})
 
 
 async def _publish(publisher: Publisher) -> None:

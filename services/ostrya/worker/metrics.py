@@ -6,11 +6,11 @@ Counters of the engine arrive as totals and are added as differences.
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from ostrya.engine.types import EngineInfo, Load, Memory, SequenceOutput, StepReport
+from ostrya.engine.types import EngineInfo, Load, Memory, Peaks, SequenceOutput, StepKind, StepLimit, StepReport
 from ostrya.fetch.report import PHASES, StartReport
 from ostrya.state.connection import Refusal
 from ostrya.worker import lasting
@@ -31,6 +31,8 @@ FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.7
 INTER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+SHARE = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+KINDS: tuple[StepKind, ...] = get_args(StepKind)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -79,6 +81,29 @@ class WorkerMetrics:
         )
         self.batch_size = make.histogram("batch_size", "Rows of a step.", BATCH)
         self.step = make.histogram("step_seconds", "Time of a step.", STEP_S)
+        self.limit_ratio = make.histograms(
+            "step_limit_ratio",
+            "The least time in which the hardware could do a step, of the time it took: 1 is the physical limit.",
+            "kind",
+            KINDS,
+            SHARE,
+        )
+        self.limit_s = make.counters_by_two(
+            "step_limit_seconds",
+            "The least time for the steps that were done, by what bounds it.",
+            ("kind", KINDS),
+            ("bound", ("memory", "compute")),
+        )
+        self.taken_s = make.counters(
+            "step_taken_seconds", "Time that these steps took; of others the limit is not known.", "kind", KINDS
+        )
+        self.peak_bytes = make.gauge(
+            "peak_bytes_per_second", "Memory bandwidth of which the limit is made; 0 = not known."
+        )
+        self.peak_flops = make.gauge("peak_flops_per_second", "FLOP/s of which it is made, bfloat16; 0 = not known.")
+        self.simulated = make.gauge(
+            "simulated", "1 = nothing is computed (backend roofline), and every time here is a prediction."
+        )
         self.first_token = make.histogram("time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_S)
         self.inter_token = make.histogram("inter_token_latency_seconds", "From token to token.", INTER_TOKEN_S)
         self.queue = make.histogram("request_queue_seconds", "Arrival to the first step that had it.", FIRST_TOKEN_S)
@@ -148,6 +173,10 @@ class WorkerMetrics:
         self._memory(info.memory)
         self.phases["load"].set(info.load_s)
         self.phases["warmup"].set(info.warmup_s)
+        self.simulated.set(info.is_simulated)
+        peaks = info.peaks or Peaks(0.0, 0.0, "")
+        self.peak_bytes.set(peaks.bytes_per_s)
+        self.peak_flops.set(peaks.flops_per_s)
         self._info.labels(self._model, info.backend, info.dtype, str(info.page_size)).set(1)
 
     def _memory(self, memory: Memory | None) -> None:
@@ -175,6 +204,8 @@ class WorkerMetrics:
         if report.step_s:
             self.batch_size.observe(report.batch_size)
             self.step.observe(report.step_s)
+            if report.limit is not None:
+                self._compare(report.limit, report.step_s)
 
     @contextmanager
     def observe(self, *, num_prompt: int, clock: Callable[[], float] = time.monotonic) -> Iterator["Observation"]:
@@ -184,6 +215,12 @@ class WorkerMetrics:
             yield observation
         finally:
             observation.close()
+
+    def _compare(self, limit: StepLimit, step_s: float) -> None:
+        self.limit_ratio[limit.kind].observe(limit.seconds / step_s)
+        self.limit_s[limit.kind, "memory"].inc(limit.memory_s)
+        self.limit_s[limit.kind, "compute"].inc(limit.compute_s)
+        self.taken_s[limit.kind].inc(step_s)
 
     def _load(self, load: Load) -> None:
         referenced = load.total_pages - load.free_pages - load.reusable_pages

@@ -78,6 +78,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                         prompt_tokens=num_prompt,
                         completion_tokens=seen.num_generated,
                         cached_tokens=seen.num_cached,
+                        simulated=self._engine.info.is_simulated,
                     )
                     wants_usage = is_first or output.finish_reason is not None
                     yield convert.response(output, usage=usage if wants_usage else None, load=self._engine.load)
@@ -109,6 +110,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             time_s=time.time(),
             version=version("ostrya"),
             weights=info.weights,
+            simulated=info.is_simulated,
         )
 
     @status.translated

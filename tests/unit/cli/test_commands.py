@@ -207,6 +207,17 @@ def test_explain_says_why_in_plain_words(run: Run) -> None:
     assert json.loads(run("explain", "decision-1", "--json").stdout)["reason"] == "prefix"
 
 
+def test_every_command_that_shows_a_time_says_when_it_is_simulated(run: Run, router: FakeRouter) -> None:
+    commands = (("generate", "hi"), ("chat",), ("workers",), ("explain", "decision-1"), ("bench", "--requests", "2"))
+    for words in commands:
+        router.is_simulated = False
+        plain = run(*words, typed="hi\n/exit\n")
+        assert "simulated" not in plain.output, words
+        router.is_simulated = True
+        simulated = run(*words, typed="hi\n/exit\n")
+        assert "simulated" in simulated.output, words
+
+
 def test_an_unknown_decision_is_one_line(run: Run) -> None:
     result = run("explain", "gone")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)

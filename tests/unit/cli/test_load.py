@@ -53,6 +53,17 @@ def test_a_summary_counts_only_answered_requests_in_its_rates() -> None:
     assert summary["inter_token_ms"] == {"p50": 150.0, "p90": 200.0, "p99": 200.0}
 
 
+def test_a_summary_says_first_how_many_answers_were_simulated() -> None:
+    real, simulated, failed = Sample(), Sample(is_simulated=True), Sample(error="Overloaded")
+    assert "simulated" not in summarise([real, failed], 1.0)
+    some = summarise([real, simulated, failed], 1.0)
+    assert next(iter(some.items())) == (
+        "simulated",
+        "1 of 2 answers are of backend roofline, which computes nothing; its times are predictions",
+    )
+    assert str(summarise([simulated], 1.0)["simulated"]).startswith("all answers are of backend roofline")
+
+
 def test_a_summary_of_nothing_has_no_percentiles() -> None:
     summary = summarise([], 0.0)
     assert summary["ttft_ms"] == {"p50": None, "p90": None, "p99": None}

@@ -31,6 +31,24 @@ def test_tensor_parallel_must_fit_the_backend(values: dict[str, object], words: 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"backend": "roofline"}, "slice is empty; backend roofline needs the one to simulate, such as tpu7x-16"),
+        ({"slice": "tpu7x-16"}, "slice is tpu7x-16; only backend roofline simulates one"),
+        (
+            {"backend": "roofline", "slice": "v6e-8", "tensor_parallel": 8},
+            "tensor_parallel is 8; backend roofline simulates all of a slice: it must be 1",
+        ),
+        ({"backend": "roofline", "slice": "tpu7x-3"}, "slice 'tpu7x-3' does not exist in generation tpu7x; slices: "),
+    ],
+)
+def test_a_slice_is_for_the_backend_that_simulates_one(values: dict[str, object], words: str) -> None:
+    config(backend="roofline", slice="tpu7x-16").check()
+    with pytest.raises(ConfigError, match=words):
+        config(**values).check()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
         ({"expert_parallel": 3}, "expert_parallel is 3; it must divide tensor_parallel (8)"),
         ({"expert_parallel": 0}, "expert_parallel is 0; it must divide tensor_parallel (8)"),
         ({"expert_exchange_tokens": 0}, "expert_exchange_tokens is 0; it must be at least 1"),

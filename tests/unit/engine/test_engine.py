@@ -2,7 +2,10 @@
 
 import pytest
 
-from ostrya.engine.engine import CHECK_EVERY_S
+from ostrya.engine.engine import CHECK_EVERY_S, Engine
+from ostrya.engine.plan import StepPlan
+from ostrya.engine.types import EngineRequest, Peaks, RequestId, Sampling, StepLimit
+from tests.fakes.runner import CONTEXT_TOKENS
 from tests.unit.engine.bench import Bench
 
 
@@ -98,3 +101,32 @@ def test_pages_of_an_idle_engine_are_looked_at_once_a_minute_and_not_while_it_wo
     clock.now_s += CHECK_EVERY_S
     assert b.engine.step() is None
     assert b.engine.load().num_page_leaks == 1
+
+
+class RowsAreSeconds:
+    """A limit that tells plans from each other."""
+
+    peaks = Peaks(1.0, 1.0, "")
+
+    def limit(self, plan: StepPlan) -> StepLimit:
+        return StepLimit("decode", plan.num_rows, plan.num_tokens)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_report_has_the_limit_of_the_step_it_is_about_unless_that_compiled(overlap: bool) -> None:
+    b = Bench(overlap=overlap)
+    engine = Engine(b.runner, b.config, context_tokens=CONTEXT_TOKENS, eos_token_ids=(), limit=RowsAreSeconds())
+    engine.warm_up()
+    sampling = Sampling(temperature=0, top_k=0, top_p=1, seed=0, max_tokens=3)
+    for name, num_prompt in (("a", 10), ("b", 20)):
+        engine.submit(EngineRequest(request_id=RequestId(name), token_ids=[7] * num_prompt, sampling=sampling))
+    found = []
+    while (report := engine.step()) is not None:
+        assert report.limit is not None
+        found.append((report.limit.memory_s, report.limit.compute_s))
+    assert found == [(plan.num_rows, plan.num_tokens) for plan in b.runner.plans]
+    b.runner.warm_up([])
+    engine.submit(EngineRequest(request_id=RequestId("late"), token_ids=[7] * 40, sampling=sampling))
+    late = engine.step()
+    assert late is not None
+    assert late.limit is None

@@ -4,6 +4,7 @@ import dataclasses
 import random
 import struct
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from ostrya.engine.engine import Engine
 from ostrya.engine.plan import Bucket, Entries, Mask, Processors, Scoring, StepPlan
 from ostrya.engine.plan_codec import PlanDecoder, PlanEncoder
 from ostrya.engine.types import EngineRequest, RequestId, Sampling
+from tests.bench import slices
 from tests.fakes.runner import FakeRunner
 
 
@@ -136,6 +138,12 @@ def test_all_plans_of_an_engine_with_hits_preemption_and_every_kind_of_row_come_
             num_bytes += 1
     assert engine.load().num_preemptions > 0
     assert engine.load().hit_tokens > 0
+
+
+def test_a_step_of_256_rows_of_8k_tokens_fits_into_64_kib() -> None:
+    encoder = PlanEncoder()
+    first, *sizes = (len(encoder.encode(plan)) for plan in islice(slices.plans(256), 20))
+    assert max(sizes) <= slices.GOAL_BYTES < first, "only the first tells all pages"
 
 
 def test_a_message_that_is_cut_or_damaged_is_a_value_error() -> None:

@@ -54,6 +54,12 @@ def test_every_message_says_where_it_comes_from_and_the_last_one_how_it_went() -
     assert last.usage == common_pb2.Usage(prompt_tokens=9, completion_tokens=3, cached_tokens=3)
 
 
+def test_an_answer_that_a_simulation_had_a_part_in_says_so() -> None:
+    last = collect(answer(), replace(part(*b"a"), is_simulated=True), part(*b"b"), part(END, finish=STOP))[-1]
+    assert last.usage.simulated
+    assert not collect(answer(), part(*b"a"), part(END, finish=STOP))[-1].usage.simulated
+
+
 def test_the_answer_ends_before_a_stop_string_and_counts_the_tokens_up_to_it() -> None:
     to = answer(stop=("END",))
     first, last = collect(to, part(*b"one E"), part(*b"ND two"))

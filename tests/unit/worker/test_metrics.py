@@ -8,7 +8,17 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 
-from ostrya.engine.types import FinishReason, Load, RequestId, SequenceOutput, StepReport, StepTime
+from ostrya.engine.types import (
+    FinishReason,
+    Load,
+    Peaks,
+    RequestId,
+    SequenceOutput,
+    StepKind,
+    StepLimit,
+    StepReport,
+    StepTime,
+)
 from ostrya.fetch.report import StartReport
 from ostrya.prefix.chain import RoutingDigest
 from ostrya.state.connection import Refusal
@@ -60,6 +70,33 @@ def test_how_long_steps_take_and_what_idle_checks_found_are_shown() -> None:
     assert seen.value("page_leaks_total") == 1
     seen.metrics.engine_lost("died")
     assert seen.value("step_time_fit_seconds", part="base") == 0
+
+
+def test_the_share_of_the_limit_is_exact_over_steps_of_a_kind() -> None:
+    seen = Seen()
+    steps: tuple[tuple[StepKind, float, float, float], ...]
+    steps = (("decode", 0.01, 0.0, 0.04), ("decode", 0.02, 0.01, 0.06), ("mixed", 0.0, 0.9, 1.0))
+    for kind, memory_s, compute_s, step_s in steps:
+        seen.metrics.report(StepReport(limit=StepLimit(kind, memory_s, compute_s), step_s=step_s))
+    seen.metrics.report(StepReport(step_s=7.0))  # it compiled
+    seen.metrics.report(StepReport(limit=None))  # a heartbeat
+    memory, compute = (seen.value("step_limit_seconds_total", kind="decode", bound=of) for of in ("memory", "compute"))
+    assert (memory, compute) == pytest.approx((0.03, 0.01))
+    assert seen.value("step_taken_seconds_total", kind="decode") == pytest.approx(0.1)
+    assert seen.value("step_limit_ratio_sum", kind="decode") == pytest.approx(0.25 + 0.5)
+    assert seen.value("step_limit_ratio_count", kind="decode") == 2
+    assert seen.value("step_limit_ratio_bucket", kind="mixed", le="0.8") == 0
+    assert seen.value("step_limit_ratio_bucket", kind="mixed", le="0.9") == 1
+    assert seen.value("step_taken_seconds_total", kind="prefill") == 0
+
+
+def test_a_worker_says_against_what_its_limit_is_and_whether_it_computes_at_all() -> None:
+    seen = Seen()
+    seen.metrics.started(replace(INFO, peaks=Peaks(4e9, 8e9, "told"), is_simulated=True))
+    assert (seen.value("peak_bytes_per_second"), seen.value("peak_flops_per_second")) == (4e9, 8e9)
+    assert seen.value("simulated") == 1
+    seen.metrics.started(INFO)
+    assert (seen.value("peak_bytes_per_second"), seen.value("simulated")) == (0, 0)
 
 
 def test_a_lost_engine_uses_nothing() -> None:

@@ -25,47 +25,47 @@ _sym_db = _symbol_database.Default()
 from ostrya.api.v1 import common_pb2 as ostrya_dot_api_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ostrya/api/v1/admin.proto\x12\rostrya.api.v1\x1a\x1aostrya/api/v1/common.proto\"\x15\n\x13ListReplicasRequest\"\x87\x01\n\x14ListReplicasResponse\x12(\n\x08replicas\x18\x01 \x03(\x0b\x32\x16.ostrya.api.v1.Replica\x12,\n\x05level\x18\x02 \x01(\x0e\x32\x1d.ostrya.api.v1.KnowledgeLevel\x12\x17\n\x0fredis_connected\x18\x03 \x01(\x08\"\xb0\x02\n\x07Replica\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12*\n\x05state\x18\x04 \x01(\x0e\x32\x1b.ostrya.api.v1.ReplicaState\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\'\n\x04load\x18\x06 \x01(\x0b\x32\x19.ostrya.api.v1.LoadReport\x12\x11\n\tin_flight\x18\x07 \x01(\r\x12\x16\n\x0eindexed_blocks\x18\x08 \x01(\r\x12\x15\n\rprefix_credit\x18\t \x01(\x08\x12\r\n\x05holds\x18\n \x03(\t\x12\x16\n\x0e\x63lock_offset_s\x18\x0b \x01(\x01\x12\x14\n\x0cstate_schema\x18\x0c \x01(\r\x12\x0f\n\x07version\x18\r \x01(\t\"*\n\x13\x45xplainRouteRequest\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\"\x96\x02\n\x14\x45xplainRouteResponse\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06time_s\x18\x03 \x01(\x01\x12,\n\x05level\x18\x04 \x01(\x0e\x32\x1d.ostrya.api.v1.KnowledgeLevel\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x0e\n\x06\x63hosen\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0c\n\x04\x62\x65ta\x18\x08 \x01(\x01\x12,\n\ncandidates\x18\t \x03(\x0b\x32\x18.ostrya.api.v1.Candidate\x12\x13\n\x0bindex_age_s\x18\n \x01(\x01\x12\x0f\n\x07\x61ttempt\x18\x0b \x01(\r\"z\n\tCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x11\n\tprefill_s\x18\x04 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x05 \x01(\x01\x12\x0e\n\x06\x63ost_s\x18\x06 \x01(\x01\")\n\x14\x43ordonReplicaRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x17\n\x15\x43ordonReplicaResponse\"+\n\x16UncordonReplicaRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x19\n\x17UncordonReplicaResponse\"N\n\x13\x44rainReplicaRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\ttimeout_s\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"-\n\x14\x44rainReplicaResponse\x12\x15\n\rnum_cancelled\x18\x01 \x01(\r\"\x12\n\x10GetStatusRequest\"\xf1\x02\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x11\n\tdiscovery\x18\x04 \x01(\t\x12\x14\n\x0cstate_schema\x18\x05 \x01(\r\x12\x0e\n\x06time_s\x18\x06 \x01(\x01\x12\x17\n\x0fredis_connected\x18\x07 \x01(\x08\x12!\n\x14kubernetes_connected\x18\x08 \x01(\x08H\x00\x88\x01\x01\x12,\n\x05level\x18\t \x01(\x0e\x32\x1d.ostrya.api.v1.KnowledgeLevel\x12\x15\n\rnum_in_flight\x18\n \x01(\r\x12\x13\n\x0bnum_waiting\x18\x0b \x01(\r\x12\x13\n\x0bis_draining\x18\x0c \x01(\x08\x12\x31\n\rfailing_parts\x18\r \x03(\x0b\x32\x1a.ostrya.api.v1.FailingPartB\x17\n\x15_kubernetes_connected\"@\n\x0b\x46\x61ilingPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x14\n\x0cnum_restarts\x18\x03 \x01(\r*\x96\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x17\n\x13REPLICA_STATE_READY\x10\x02\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x03\x12\x16\n\x12REPLICA_STATE_LOST\x10\x04*\xa9\x01\n\x0eKnowledgeLevel\x12\x1f\n\x1bKNOWLEDGE_LEVEL_UNSPECIFIED\x10\x00\x12\x19\n\x15KNOWLEDGE_LEVEL_FRESH\x10\x01\x12 \n\x1cKNOWLEDGE_LEVEL_FROZEN_INDEX\x10\x02\x12\x1c\n\x18KNOWLEDGE_LEVEL_NO_INDEX\x10\x03\x12\x1b\n\x17KNOWLEDGE_LEVEL_NO_LOAD\x10\x04\x32\xa7\x04\n\x0c\x41\x64minService\x12W\n\x0cListReplicas\x12\".ostrya.api.v1.ListReplicasRequest\x1a#.ostrya.api.v1.ListReplicasResponse\x12W\n\x0c\x45xplainRoute\x12\".ostrya.api.v1.ExplainRouteRequest\x1a#.ostrya.api.v1.ExplainRouteResponse\x12Z\n\rCordonReplica\x12#.ostrya.api.v1.CordonReplicaRequest\x1a$.ostrya.api.v1.CordonReplicaResponse\x12`\n\x0fUncordonReplica\x12%.ostrya.api.v1.UncordonReplicaRequest\x1a&.ostrya.api.v1.UncordonReplicaResponse\x12W\n\x0c\x44rainReplica\x12\".ostrya.api.v1.DrainReplicaRequest\x1a#.ostrya.api.v1.DrainReplicaResponse\x12N\n\tGetStatus\x12\x1f.ostrya.api.v1.GetStatusRequest\x1a .ostrya.api.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ostrya/api/v1/admin.proto\x12\rostrya.api.v1\x1a\x1aostrya/api/v1/common.proto\"\x15\n\x13ListReplicasRequest\"\x87\x01\n\x14ListReplicasResponse\x12(\n\x08replicas\x18\x01 \x03(\x0b\x32\x16.ostrya.api.v1.Replica\x12,\n\x05level\x18\x02 \x01(\x0e\x32\x1d.ostrya.api.v1.KnowledgeLevel\x12\x17\n\x0fredis_connected\x18\x03 \x01(\x08\"\xc3\x02\n\x07Replica\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12*\n\x05state\x18\x04 \x01(\x0e\x32\x1b.ostrya.api.v1.ReplicaState\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\'\n\x04load\x18\x06 \x01(\x0b\x32\x19.ostrya.api.v1.LoadReport\x12\x11\n\tin_flight\x18\x07 \x01(\r\x12\x16\n\x0eindexed_blocks\x18\x08 \x01(\r\x12\x15\n\rprefix_credit\x18\t \x01(\x08\x12\r\n\x05holds\x18\n \x03(\t\x12\x16\n\x0e\x63lock_offset_s\x18\x0b \x01(\x01\x12\x14\n\x0cstate_schema\x18\x0c \x01(\r\x12\x0f\n\x07version\x18\r \x01(\t\x12\x11\n\tsimulated\x18\x0e \x01(\x08\"*\n\x13\x45xplainRouteRequest\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\"\xa9\x02\n\x14\x45xplainRouteResponse\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06time_s\x18\x03 \x01(\x01\x12,\n\x05level\x18\x04 \x01(\x0e\x32\x1d.ostrya.api.v1.KnowledgeLevel\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x0e\n\x06\x63hosen\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0c\n\x04\x62\x65ta\x18\x08 \x01(\x01\x12,\n\ncandidates\x18\t \x03(\x0b\x32\x18.ostrya.api.v1.Candidate\x12\x13\n\x0bindex_age_s\x18\n \x01(\x01\x12\x0f\n\x07\x61ttempt\x18\x0b \x01(\r\x12\x11\n\tsimulated\x18\x0c \x01(\x08\"z\n\tCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x11\n\tprefill_s\x18\x04 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x05 \x01(\x01\x12\x0e\n\x06\x63ost_s\x18\x06 \x01(\x01\")\n\x14\x43ordonReplicaRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x17\n\x15\x43ordonReplicaResponse\"+\n\x16UncordonReplicaRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x19\n\x17UncordonReplicaResponse\"N\n\x13\x44rainReplicaRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\ttimeout_s\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"-\n\x14\x44rainReplicaResponse\x12\x15\n\rnum_cancelled\x18\x01 \x01(\r\"\x12\n\x10GetStatusRequest\"\xf1\x02\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x11\n\tdiscovery\x18\x04 \x01(\t\x12\x14\n\x0cstate_schema\x18\x05 \x01(\r\x12\x0e\n\x06time_s\x18\x06 \x01(\x01\x12\x17\n\x0fredis_connected\x18\x07 \x01(\x08\x12!\n\x14kubernetes_connected\x18\x08 \x01(\x08H\x00\x88\x01\x01\x12,\n\x05level\x18\t \x01(\x0e\x32\x1d.ostrya.api.v1.KnowledgeLevel\x12\x15\n\rnum_in_flight\x18\n \x01(\r\x12\x13\n\x0bnum_waiting\x18\x0b \x01(\r\x12\x13\n\x0bis_draining\x18\x0c \x01(\x08\x12\x31\n\rfailing_parts\x18\r \x03(\x0b\x32\x1a.ostrya.api.v1.FailingPartB\x17\n\x15_kubernetes_connected\"@\n\x0b\x46\x61ilingPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x14\n\x0cnum_restarts\x18\x03 \x01(\r*\x96\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x17\n\x13REPLICA_STATE_READY\x10\x02\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x03\x12\x16\n\x12REPLICA_STATE_LOST\x10\x04*\xa9\x01\n\x0eKnowledgeLevel\x12\x1f\n\x1bKNOWLEDGE_LEVEL_UNSPECIFIED\x10\x00\x12\x19\n\x15KNOWLEDGE_LEVEL_FRESH\x10\x01\x12 \n\x1cKNOWLEDGE_LEVEL_FROZEN_INDEX\x10\x02\x12\x1c\n\x18KNOWLEDGE_LEVEL_NO_INDEX\x10\x03\x12\x1b\n\x17KNOWLEDGE_LEVEL_NO_LOAD\x10\x04\x32\xa7\x04\n\x0c\x41\x64minService\x12W\n\x0cListReplicas\x12\".ostrya.api.v1.ListReplicasRequest\x1a#.ostrya.api.v1.ListReplicasResponse\x12W\n\x0c\x45xplainRoute\x12\".ostrya.api.v1.ExplainRouteRequest\x1a#.ostrya.api.v1.ExplainRouteResponse\x12Z\n\rCordonReplica\x12#.ostrya.api.v1.CordonReplicaRequest\x1a$.ostrya.api.v1.CordonReplicaResponse\x12`\n\x0fUncordonReplica\x12%.ostrya.api.v1.UncordonReplicaRequest\x1a&.ostrya.api.v1.UncordonReplicaResponse\x12W\n\x0c\x44rainReplica\x12\".ostrya.api.v1.DrainReplicaRequest\x1a#.ostrya.api.v1.DrainReplicaResponse\x12N\n\tGetStatus\x12\x1f.ostrya.api.v1.GetStatusRequest\x1a .ostrya.api.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ostrya.api.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REPLICASTATE']._serialized_start=1715
-  _globals['_REPLICASTATE']._serialized_end=1865
-  _globals['_KNOWLEDGELEVEL']._serialized_start=1868
-  _globals['_KNOWLEDGELEVEL']._serialized_end=2037
+  _globals['_REPLICASTATE']._serialized_start=1753
+  _globals['_REPLICASTATE']._serialized_end=1903
+  _globals['_KNOWLEDGELEVEL']._serialized_start=1906
+  _globals['_KNOWLEDGELEVEL']._serialized_end=2075
   _globals['_LISTREPLICASREQUEST']._serialized_start=72
   _globals['_LISTREPLICASREQUEST']._serialized_end=93
   _globals['_LISTREPLICASRESPONSE']._serialized_start=96
   _globals['_LISTREPLICASRESPONSE']._serialized_end=231
   _globals['_REPLICA']._serialized_start=234
-  _globals['_REPLICA']._serialized_end=538
-  _globals['_EXPLAINROUTEREQUEST']._serialized_start=540
-  _globals['_EXPLAINROUTEREQUEST']._serialized_end=582
-  _globals['_EXPLAINROUTERESPONSE']._serialized_start=585
-  _globals['_EXPLAINROUTERESPONSE']._serialized_end=863
-  _globals['_CANDIDATE']._serialized_start=865
-  _globals['_CANDIDATE']._serialized_end=987
-  _globals['_CORDONREPLICAREQUEST']._serialized_start=989
-  _globals['_CORDONREPLICAREQUEST']._serialized_end=1030
-  _globals['_CORDONREPLICARESPONSE']._serialized_start=1032
-  _globals['_CORDONREPLICARESPONSE']._serialized_end=1055
-  _globals['_UNCORDONREPLICAREQUEST']._serialized_start=1057
-  _globals['_UNCORDONREPLICAREQUEST']._serialized_end=1100
-  _globals['_UNCORDONREPLICARESPONSE']._serialized_start=1102
-  _globals['_UNCORDONREPLICARESPONSE']._serialized_end=1127
-  _globals['_DRAINREPLICAREQUEST']._serialized_start=1129
-  _globals['_DRAINREPLICAREQUEST']._serialized_end=1207
-  _globals['_DRAINREPLICARESPONSE']._serialized_start=1209
-  _globals['_DRAINREPLICARESPONSE']._serialized_end=1254
-  _globals['_GETSTATUSREQUEST']._serialized_start=1256
-  _globals['_GETSTATUSREQUEST']._serialized_end=1274
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1277
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1646
-  _globals['_FAILINGPART']._serialized_start=1648
-  _globals['_FAILINGPART']._serialized_end=1712
-  _globals['_ADMINSERVICE']._serialized_start=2040
-  _globals['_ADMINSERVICE']._serialized_end=2591
+  _globals['_REPLICA']._serialized_end=557
+  _globals['_EXPLAINROUTEREQUEST']._serialized_start=559
+  _globals['_EXPLAINROUTEREQUEST']._serialized_end=601
+  _globals['_EXPLAINROUTERESPONSE']._serialized_start=604
+  _globals['_EXPLAINROUTERESPONSE']._serialized_end=901
+  _globals['_CANDIDATE']._serialized_start=903
+  _globals['_CANDIDATE']._serialized_end=1025
+  _globals['_CORDONREPLICAREQUEST']._serialized_start=1027
+  _globals['_CORDONREPLICAREQUEST']._serialized_end=1068
+  _globals['_CORDONREPLICARESPONSE']._serialized_start=1070
+  _globals['_CORDONREPLICARESPONSE']._serialized_end=1093
+  _globals['_UNCORDONREPLICAREQUEST']._serialized_start=1095
+  _globals['_UNCORDONREPLICAREQUEST']._serialized_end=1138
+  _globals['_UNCORDONREPLICARESPONSE']._serialized_start=1140
+  _globals['_UNCORDONREPLICARESPONSE']._serialized_end=1165
+  _globals['_DRAINREPLICAREQUEST']._serialized_start=1167
+  _globals['_DRAINREPLICAREQUEST']._serialized_end=1245
+  _globals['_DRAINREPLICARESPONSE']._serialized_start=1247
+  _globals['_DRAINREPLICARESPONSE']._serialized_end=1292
+  _globals['_GETSTATUSREQUEST']._serialized_start=1294
+  _globals['_GETSTATUSREQUEST']._serialized_end=1312
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1315
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1684
+  _globals['_FAILINGPART']._serialized_start=1686
+  _globals['_FAILINGPART']._serialized_end=1750
+  _globals['_ADMINSERVICE']._serialized_start=2078
+  _globals['_ADMINSERVICE']._serialized_end=2629
 # @@protoc_insertion_point(module_scope)

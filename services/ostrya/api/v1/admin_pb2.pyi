@@ -133,6 +133,7 @@ class Replica(_message.Message):
     CLOCK_OFFSET_S_FIELD_NUMBER: _builtins.int
     STATE_SCHEMA_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    SIMULATED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     model: _builtins.str
@@ -148,6 +149,8 @@ class Replica(_message.Message):
     """Its clock minus this router's, as of the dial; seconds."""
     state_schema: _builtins.int
     version: _builtins.str
+    simulated: _builtins.bool
+    """It computes nothing (backend roofline): every time it takes or tells is a prediction."""
     @_builtins.property
     def load(self) -> _common_pb2.LoadReport: ...
     @_builtins.property
@@ -172,10 +175,11 @@ class Replica(_message.Message):
         clock_offset_s: _builtins.float = ...,
         state_schema: _builtins.int = ...,
         version: _builtins.str = ...,
+        simulated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "clock_offset_s", b"clock_offset_s", "epoch", b"epoch", "holds", b"holds", "in_flight", b"in_flight", "indexed_blocks", b"indexed_blocks", "load", b"load", "model", b"model", "prefix_credit", b"prefix_credit", "state", b"state", "state_schema", b"state_schema", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "clock_offset_s", b"clock_offset_s", "epoch", b"epoch", "holds", b"holds", "in_flight", b"in_flight", "indexed_blocks", b"indexed_blocks", "load", b"load", "model", b"model", "prefix_credit", b"prefix_credit", "simulated", b"simulated", "state", b"state", "state_schema", b"state_schema", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -216,6 +220,7 @@ class ExplainRouteResponse(_message.Message):
     CANDIDATES_FIELD_NUMBER: _builtins.int
     INDEX_AGE_S_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    SIMULATED_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     request_id: _builtins.str
     time_s: _builtins.float
@@ -230,6 +235,8 @@ class ExplainRouteResponse(_message.Message):
     """Seconds since the index last heard of a replica through Redis."""
     attempt: _builtins.int
     """Position in the request's tries: 1 = first choice."""
+    simulated: _builtins.bool
+    """The chosen replica computes nothing (backend roofline): the times are predictions."""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]: ...
     def __init__(
@@ -246,10 +253,11 @@ class ExplainRouteResponse(_message.Message):
         candidates: _abc.Iterable[Global___Candidate] | None = ...,
         index_age_s: _builtins.float = ...,
         attempt: _builtins.int = ...,
+        simulated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "beta", b"beta", "candidates", b"candidates", "chosen", b"chosen", "decision_id", b"decision_id", "index_age_s", b"index_age_s", "level", b"level", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "request_id", b"request_id", "time_s", b"time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "beta", b"beta", "candidates", b"candidates", "chosen", b"chosen", "decision_id", b"decision_id", "index_age_s", b"index_age_s", "level", b"level", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "request_id", b"request_id", "simulated", b"simulated", "time_s", b"time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ostrya.api.v1 import common_pb2 as ostrya_dot_api_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aostrya/api/v1/worker.proto\x12\rostrya.api.v1\x1a\x1aostrya/api/v1/common.proto\"\xfc\x01\n\x1cWorkerServiceGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.ostrya.api.v1.SamplingParams\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x05 \x01(\t\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\r\x12/\n\tbad_words\x18\x07 \x03(\x0b\x32\x1c.ostrya.api.v1.TokenSequence\x12\x10\n\x08priority\x18\x08 \x01(\x05\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x9b\x02\n\x1dWorkerServiceGenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x32\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1b.ostrya.api.v1.FinishReason\x12#\n\x05usage\x18\x03 \x01(\x0b\x32\x14.ostrya.api.v1.Usage\x12\'\n\x04load\x18\x04 \x01(\x0b\x32\x19.ostrya.api.v1.LoadReport\x12.\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1c.ostrya.api.v1.TokenLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1c.ostrya.api.v1.TokenLogprobs\"\x10\n\x0eGetInfoRequest\"\xdc\x02\n\x0fGetInfoResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tpage_size\x18\x05 \x01(\r\x12\x16\n\x0erouting_stride\x18\x06 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x07 \x01(\t\x12\x17\n\x0f\x63hain_self_test\x18\x08 \x01(\x0c\x12%\n\x06limits\x18\t \x01(\x0b\x32\x15.ostrya.api.v1.Limits\x12\x0f\n\x07\x62\x61\x63kend\x18\n \x01(\t\x12\'\n\x04load\x18\x0b \x01(\x0b\x32\x19.ostrya.api.v1.LoadReport\x12\x14\n\x0cstate_schema\x18\x0c \x01(\r\x12\x0e\n\x06time_s\x18\r \x01(\x01\x12\x0f\n\x07version\x18\x0e \x01(\t\x12\x0f\n\x07weights\x18\x0f \x01(\t\"\x8c\x01\n\x06Limits\x12\x16\n\x0e\x63ontext_tokens\x18\x01 \x01(\r\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x13\n\x0bmax_running\x18\x03 \x01(\r\x12\x13\n\x0bmax_waiting\x18\x04 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x05 \x01(\r\x12\x11\n\tnum_pages\x18\x06 \x01(\r\"4\n\x0c\x44rainRequest\x12\x16\n\ttimeout_s\x18\x01 \x01(\x02H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"&\n\rDrainResponse\x12\x15\n\rnum_cancelled\x18\x01 \x01(\r\"\x0f\n\rCordonRequest\"\x10\n\x0e\x43ordonResponse\"\x11\n\x0fUncordonRequest\"\x12\n\x10UncordonResponse2\x9a\x03\n\rWorkerService\x12g\n\x08Generate\x12+.ostrya.api.v1.WorkerServiceGenerateRequest\x1a,.ostrya.api.v1.WorkerServiceGenerateResponse0\x01\x12H\n\x07GetInfo\x12\x1d.ostrya.api.v1.GetInfoRequest\x1a\x1e.ostrya.api.v1.GetInfoResponse\x12\x42\n\x05\x44rain\x12\x1b.ostrya.api.v1.DrainRequest\x1a\x1c.ostrya.api.v1.DrainResponse\x12\x45\n\x06\x43ordon\x12\x1c.ostrya.api.v1.CordonRequest\x1a\x1d.ostrya.api.v1.CordonResponse\x12K\n\x08Uncordon\x12\x1e.ostrya.api.v1.UncordonRequest\x1a\x1f.ostrya.api.v1.UncordonResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aostrya/api/v1/worker.proto\x12\rostrya.api.v1\x1a\x1aostrya/api/v1/common.proto\"\xfc\x01\n\x1cWorkerServiceGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.ostrya.api.v1.SamplingParams\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x05 \x01(\t\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\r\x12/\n\tbad_words\x18\x07 \x03(\x0b\x32\x1c.ostrya.api.v1.TokenSequence\x12\x10\n\x08priority\x18\x08 \x01(\x05\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x9b\x02\n\x1dWorkerServiceGenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x32\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1b.ostrya.api.v1.FinishReason\x12#\n\x05usage\x18\x03 \x01(\x0b\x32\x14.ostrya.api.v1.Usage\x12\'\n\x04load\x18\x04 \x01(\x0b\x32\x19.ostrya.api.v1.LoadReport\x12.\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1c.ostrya.api.v1.TokenLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1c.ostrya.api.v1.TokenLogprobs\"\x10\n\x0eGetInfoRequest\"\xef\x02\n\x0fGetInfoResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tpage_size\x18\x05 \x01(\r\x12\x16\n\x0erouting_stride\x18\x06 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x07 \x01(\t\x12\x17\n\x0f\x63hain_self_test\x18\x08 \x01(\x0c\x12%\n\x06limits\x18\t \x01(\x0b\x32\x15.ostrya.api.v1.Limits\x12\x0f\n\x07\x62\x61\x63kend\x18\n \x01(\t\x12\'\n\x04load\x18\x0b \x01(\x0b\x32\x19.ostrya.api.v1.LoadReport\x12\x14\n\x0cstate_schema\x18\x0c \x01(\r\x12\x0e\n\x06time_s\x18\r \x01(\x01\x12\x0f\n\x07version\x18\x0e \x01(\t\x12\x0f\n\x07weights\x18\x0f \x01(\t\x12\x11\n\tsimulated\x18\x10 \x01(\x08\"\x8c\x01\n\x06Limits\x12\x16\n\x0e\x63ontext_tokens\x18\x01 \x01(\r\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x13\n\x0bmax_running\x18\x03 \x01(\r\x12\x13\n\x0bmax_waiting\x18\x04 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x05 \x01(\r\x12\x11\n\tnum_pages\x18\x06 \x01(\r\"4\n\x0c\x44rainRequest\x12\x16\n\ttimeout_s\x18\x01 \x01(\x02H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"&\n\rDrainResponse\x12\x15\n\rnum_cancelled\x18\x01 \x01(\r\"\x0f\n\rCordonRequest\"\x10\n\x0e\x43ordonResponse\"\x11\n\x0fUncordonRequest\"\x12\n\x10UncordonResponse2\x9a\x03\n\rWorkerService\x12g\n\x08Generate\x12+.ostrya.api.v1.WorkerServiceGenerateRequest\x1a,.ostrya.api.v1.WorkerServiceGenerateResponse0\x01\x12H\n\x07GetInfo\x12\x1d.ostrya.api.v1.GetInfoRequest\x1a\x1e.ostrya.api.v1.GetInfoResponse\x12\x42\n\x05\x44rain\x12\x1b.ostrya.api.v1.DrainRequest\x1a\x1c.ostrya.api.v1.DrainResponse\x12\x45\n\x06\x43ordon\x12\x1c.ostrya.api.v1.CordonRequest\x1a\x1d.ostrya.api.v1.CordonResponse\x12K\n\x08Uncordon\x12\x1e.ostrya.api.v1.UncordonRequest\x1a\x1f.ostrya.api.v1.UncordonResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,21 +41,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETINFOREQUEST']._serialized_start=650
   _globals['_GETINFOREQUEST']._serialized_end=666
   _globals['_GETINFORESPONSE']._serialized_start=669
-  _globals['_GETINFORESPONSE']._serialized_end=1017
-  _globals['_LIMITS']._serialized_start=1020
-  _globals['_LIMITS']._serialized_end=1160
-  _globals['_DRAINREQUEST']._serialized_start=1162
-  _globals['_DRAINREQUEST']._serialized_end=1214
-  _globals['_DRAINRESPONSE']._serialized_start=1216
-  _globals['_DRAINRESPONSE']._serialized_end=1254
-  _globals['_CORDONREQUEST']._serialized_start=1256
-  _globals['_CORDONREQUEST']._serialized_end=1271
-  _globals['_CORDONRESPONSE']._serialized_start=1273
-  _globals['_CORDONRESPONSE']._serialized_end=1289
-  _globals['_UNCORDONREQUEST']._serialized_start=1291
-  _globals['_UNCORDONREQUEST']._serialized_end=1308
-  _globals['_UNCORDONRESPONSE']._serialized_start=1310
-  _globals['_UNCORDONRESPONSE']._serialized_end=1328
-  _globals['_WORKERSERVICE']._serialized_start=1331
-  _globals['_WORKERSERVICE']._serialized_end=1741
+  _globals['_GETINFORESPONSE']._serialized_end=1036
+  _globals['_LIMITS']._serialized_start=1039
+  _globals['_LIMITS']._serialized_end=1179
+  _globals['_DRAINREQUEST']._serialized_start=1181
+  _globals['_DRAINREQUEST']._serialized_end=1233
+  _globals['_DRAINRESPONSE']._serialized_start=1235
+  _globals['_DRAINRESPONSE']._serialized_end=1273
+  _globals['_CORDONREQUEST']._serialized_start=1275
+  _globals['_CORDONREQUEST']._serialized_end=1290
+  _globals['_CORDONRESPONSE']._serialized_start=1292
+  _globals['_CORDONRESPONSE']._serialized_end=1308
+  _globals['_UNCORDONREQUEST']._serialized_start=1310
+  _globals['_UNCORDONREQUEST']._serialized_end=1327
+  _globals['_UNCORDONRESPONSE']._serialized_start=1329
+  _globals['_UNCORDONRESPONSE']._serialized_end=1347
+  _globals['_WORKERSERVICE']._serialized_start=1350
+  _globals['_WORKERSERVICE']._serialized_end=1760
 # @@protoc_insertion_point(module_scope)

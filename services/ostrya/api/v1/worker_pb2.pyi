@@ -172,6 +172,7 @@ class GetInfoResponse(_message.Message):
     TIME_S_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    SIMULATED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     pool: _builtins.str
     epoch: _builtins.int
@@ -191,6 +192,8 @@ class GetInfoResponse(_message.Message):
     version: _builtins.str
     weights: _builtins.str
     """At how many bits the model's matrices are kept, and why, in words."""
+    simulated: _builtins.bool
+    """It computes nothing (backend roofline): every time it takes or tells is a prediction."""
     @_builtins.property
     def limits(self) -> Global___Limits: ...
     @_builtins.property
@@ -213,10 +216,11 @@ class GetInfoResponse(_message.Message):
         time_s: _builtins.float = ...,
         version: _builtins.str = ...,
         weights: _builtins.str = ...,
+        simulated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "chain_self_test", b"chain_self_test", "epoch", b"epoch", "limits", b"limits", "load", b"load", "model", b"model", "page_size", b"page_size", "pool", b"pool", "routing_stride", b"routing_stride", "state_schema", b"state_schema", "time_s", b"time_s", "tokenizer_fingerprint", b"tokenizer_fingerprint", "version", b"version", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "chain_self_test", b"chain_self_test", "epoch", b"epoch", "limits", b"limits", "load", b"load", "model", b"model", "page_size", b"page_size", "pool", b"pool", "routing_stride", b"routing_stride", "simulated", b"simulated", "state_schema", b"state_schema", "time_s", b"time_s", "tokenizer_fingerprint", b"tokenizer_fingerprint", "version", b"version", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

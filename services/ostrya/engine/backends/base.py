@@ -10,8 +10,19 @@ import numpy.typing as npt
 
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import Bucket, Scores, StepPlan
-from ostrya.engine.types import Memory
+from ostrya.engine.types import Memory, Peaks, StepLimit
 from ostrya.engine.world import World
+
+
+class Limit(Protocol):
+    """How far from the hardware's limit a model's steps are."""
+
+    @property
+    def peaks(self) -> Peaks:
+        """What the limit is made of."""
+
+    def limit(self, plan: StepPlan) -> StepLimit:
+        """The least time that the step could take; in microseconds, because it is asked of every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +38,12 @@ class LoadedModel:
     """Read from the checkpoint by this process; 0 = not known."""
     memory: Memory | None = None
     """None: not counted."""
+    limit: Limit | None = None
+    """None: not known."""
     num_pages: int | None = None
     """KV pages that the device has room for; None: as many as the configuration says."""
+    is_simulated: bool = False
+    """Nothing is computed: the runner waits as long as a step would take."""
 
 
 class StepHandle(Protocol):

@@ -22,6 +22,7 @@ import torch
 
 from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.collectives import Gloo
+from ostrya.engine.backends.cpu_limit import CpuLimit
 from ostrya.engine.backends.cpu_ops import CpuOps, MixerTables
 from ostrya.engine.backends.cpu_weights import CpuBuilder
 from ostrya.engine.backends.host_memory import available_bytes
@@ -59,6 +60,9 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
     started = time.perf_counter()
     try:
         runner = device.submit(_inference, lambda: CpuRunner(config, device, world)).result()
+        load_s = time.perf_counter() - started
+        # Before the trim, which gives back what the measurement takes.
+        limit = device.submit(_inference, runner.measure_limit).result()
         _glibc("malloc_trim", 0)
     except BaseException:
         device.shutdown()
@@ -66,11 +70,12 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
     return runner, LoadedModel(
         context_tokens=runner.context_tokens,
         vocab_size=runner.vocab_size,
-        load_s=time.perf_counter() - started,
+        load_s=load_s,
         weights=runner.weights,
         load_bytes=runner.load_bytes,
         memory=runner.memory,
         num_pages=runner.memory.num_pages,
+        limit=limit,
     )
 
 
@@ -86,6 +91,7 @@ class CpuRunner:
         self.spec = sharding.local
         limit_bytes = _memory_limit_bytes(config, world)
         require_room(source.spec, config, mesh, limit_bytes=limit_bytes)
+        self._whole_spec, self._num_processes = source.spec, world.size
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         self._page_size = config.page_size
         self._collectives = Gloo(world) if world.size > 1 else None
@@ -130,6 +136,11 @@ class CpuRunner:
     @property
     def num_late_shapes(self) -> int:
         return self._num_late_shapes
+
+    def measure_limit(self) -> CpuLimit:
+        """Of all processes together, as this one finds them. On the device thread."""
+        spec = self._whole_spec.model_spec("cpu")
+        return CpuLimit.measured(spec, self._kept, dtype=self._dtype, num_processes=self._num_processes)
 
     def warm_up(self, buckets: Sequence[Bucket]) -> None:
         """Runs one decode and one prefill step over scratch page 0, so that no request pays for what torch sets up

@@ -2,6 +2,7 @@
 measured to be faster. Called by cpu.py.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from ostrya.engine.backends.cpu_ops import RmsNorm, gated, look_up
 from ostrya.engine.backends.exchange import ProcessExchange, exchanged
 from ostrya.engine.backends.kernels.experts import GroupedExperts
 from ostrya.engine.backends.kernels.linear import make_linear
-from ostrya.engine.backends.kernels.quantized import fits_kernel, make_quantized_linear, packed_bytes
+from ostrya.engine.backends.kernels.quantized import fits_kernel, make_quantized_linear, packed_bits
 from ostrya.engine.buckets import MIN_ROWS
 from ostrya.engine.config import Weights
 from ostrya.engine.models.ops import Embedding, Experts, Linear, Matrix, Norm
@@ -62,11 +63,46 @@ class _Part:
     both: list[_Both] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
     """How many matrices are kept in one way only, by its name."""
+    num_values: int = 0
+    few_bits: float = 0.0
+    """Of all of them together, as few rows read them, and ..."""
+    many_bits: float = 0.0
+    """... as more do."""
+
+    def count(self, shape: tuple[int, int], few_bits: float, many_bits: float) -> None:
+        """A matrix was kept at so many bits a value."""
+        num_values = math.prod(shape)
+        self.num_values += num_values
+        self.few_bits += num_values * few_bits
+        self.many_bits += num_values * many_bits
+
+    @property
+    def width(self) -> "Width":
+        """Once it is chosen up to how many rows quantized copies are taken."""
+        num_values = max(1, self.num_values)
+        return Width(self.both[0].max_rows if self.both else 0, self.few_bits / num_values, self.many_bits / num_values)
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """How many bits of memory a value of some matrices takes, on average."""
+
+    few_rows: int
+    few_bits: float
+    """Where at most few_rows rows are multiplied."""
+    many_bits: float
+    """Where there are more."""
+
+    def bits(self, few: bool) -> float:
+        return self.few_bits if few else self.many_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """How matrices are kept in the end."""
+
+    layers: Width
+    head: Width
 
     layer_rows: int
     """Up to so many rows, a row of the layers' products has the same bits whatever stands beside it, or nothing; above,
@@ -161,17 +197,26 @@ class CpuBuilder:
         for experts in self._experts:
             experts.exact_rows = layer_rows
         head_rows, head = self._chosen(self._head, max_rows)
-        return Kept(layer_rows=layer_rows, head_rows=head_rows, description=f"layers {layers}; head {head}")
+        return Kept(
+            layer_rows=layer_rows,
+            head_rows=head_rows,
+            description=f"layers {layers}; head {head}",
+            layers=self._layers.width,
+            head=self._head.width,
+        )
 
     def _kept(self, part: _Part, matrix: Matrix, bias_O: torch.Tensor | None) -> Linear:
         quantized, was_rounded = self._quantized(part, matrix)
-        quantized_bytes = 0 if quantized is None else packed_bytes(quantized)
+        quantized_bytes = 0 if quantized is None else round(quantized.q_OI.numel() * packed_bits(quantized.bits) / 8)
         self.num_bytes += quantized_bytes
         if quantized is not None and part.max_bits is not None:
             part.kinds[f"{quantized.bits} bits{' (rounded)' if was_rounded else ''}"] += 1
+            part.count(matrix.shape, packed_bits(quantized.bits), packed_bits(quantized.bits))
             return make_quantized_linear(quantized, bias_O)
         weight_OI = matrix.dense()
         self.num_bytes += weight_OI.nbytes
+        dense_bits = 8 * weight_OI.itemsize
+        part.count(matrix.shape, dense_bits if quantized is None else packed_bits(quantized.bits), dense_bits)
         if quantized is None:
             part.kinds[self._dense_name] += 1
             return make_linear(weight_OI, bias_O)

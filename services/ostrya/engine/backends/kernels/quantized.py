@@ -11,7 +11,7 @@ Shapes: T tokens, O outputs, I inputs, G groups of a row.
 import torch
 
 from ostrya.engine.models.ops import Linear
-from ostrya.engine.models.quantized import GROUP, Quantized
+from ostrya.engine.models.quantized import GROUP, Bits, Quantized
 
 _PACKED_ROWS = 4096
 """Packed at once, because packing takes an int32 for every value. A multiple of the kernel's blocks of rows."""
@@ -23,9 +23,9 @@ def fits_kernel(shape: tuple[int, int]) -> bool:
     return num_outputs % 16 == 0 and num_inputs % GROUP == 0
 
 
-def packed_bytes(matrix: Quantized) -> int:
-    """What make_quantized_linear keeps of it: nibbles, and a scale and an offset for each group, twice at 8 bits."""
-    return (matrix.q_OI.numel() // 2 + 2 * 2 * matrix.scale_OG.numel()) * (matrix.bits // 4)
+def packed_bits(bits: Bits) -> float:
+    """Memory that a value of a matrix at `bits` takes here, its share of scale and offset in bfloat16 included."""
+    return (4 + 2 * 16 / GROUP) * (bits // 4)
 
 
 def make_quantized_linear(matrix: Quantized, bias_O: torch.Tensor | None = None) -> Linear:
