@@ -61,7 +61,8 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
     try:
         runner = device.submit(_inference, lambda: CpuRunner(config, device, world)).result()
         load_s = time.perf_counter() - started
-        # Before the trim, which gives back what the measurement takes.
+        # Both take memory and leave it: first what loading left goes, or the peak is the sum.
+        _glibc("malloc_trim", 0)
         limit = device.submit(_inference, runner.measure_limit).result()
         _glibc("malloc_trim", 0)
     except BaseException:

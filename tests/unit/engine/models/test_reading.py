@@ -1,8 +1,8 @@
 """Reading ranges: what a region holds and no more, in order, ahead of who asks, and one line when a file changes."""
 
 import logging
-import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -137,16 +137,25 @@ def test_no_file_stays_open_and_no_thread_alive(tmp_path: Path) -> None:
     for file in files:
         file.write_bytes(b"12")
     expected = [Block(Place(file, 0, 1), 0, 0, 2, 0, 1) for file in files]
-    before = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
     reader = Reader()
     with reader.ahead(expected):
         for block in expected[:-1]:
             reader.read(block)
-        assert len(os.listdir("/proc/self/fd")) <= before[0] + reading._MAX_HANDLES + reading.NUM_THREADS
+        assert 0 < num_open(tmp_path) <= reading._MAX_HANDLES + reading.NUM_THREADS
     reader.read(expected[-1])
     with pytest.raises(ZeroDivisionError), reader.ahead(expected):
         raise ZeroDivisionError
-    assert (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))) == before
+    assert num_open(tmp_path) == 0
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("reader")]
+
+
+def num_open(directory: Path) -> int:
+    """Files of it that this process has open."""
+    found = 0
+    for handle in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the one that lists them
+            found += handle.readlink().is_relative_to(directory)
+    return found
 
 
 @pytest.mark.parametrize("is_ahead", [True, False])
