@@ -27,6 +27,7 @@ import numpy.typing as npt
 from ostrya.engine import wire
 from ostrya.engine.backends.base import StepHandle
 from ostrya.engine.batch import assemble
+from ostrya.engine.buckets import Growth
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.engine import Engine
 from ostrya.engine.plan import Bucket, StepPlan
@@ -69,6 +70,8 @@ class NoDevice:
     vocab_size = 50_000
     num_shapes = 1
     num_late_shapes = 0
+    num_cached_shapes = 0
+    growth = Growth()
 
     def warm_up(self, buckets: Sequence[Bucket]) -> None:
         pass

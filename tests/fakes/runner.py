@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from ostrya.engine.buckets import Growth
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import Bucket, Processors, Scores, Scoring, StepPlan, fed_forward
 from ostrya.engine.types import Memory
@@ -58,6 +59,8 @@ class FakeRunner:
     the host changes meanwhile would be seen."""
 
     vocab_size = VOCAB_SIZE
+    growth = Growth()
+    num_cached_shapes = 0
 
     def __init__(self, *, num_pages: int, page_size: int, step_s: float = 0.0) -> None:
         self._page_size = page_size

@@ -83,7 +83,9 @@ async def is_following(address: str) -> tuple[bool, bool]:
     async with channel(address, max_message_bytes=1 << 20) as open_channel:
         stub = health_pb2_grpc.HealthStub(open_channel)
         answers = [
-            await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)  # type: ignore[attr-defined]
+            await stub.Check(  # type: ignore[attr-defined]
+                health_pb2.HealthCheckRequest(service=name), timeout=10, wait_for_ready=True
+            )
             for name in (SERVICE, LIVENESS)
         ]
     ready, alive = (one.status == health_pb2.HealthCheckResponse.SERVING for one in answers)
@@ -121,9 +123,11 @@ async def test_an_answer_of_a_replica_that_loses_a_host_goes_on_exactly_elsewher
         assert await first.metric("ostrya_worker_engine_restarts_total", cause="died") == lost + 1
 
 
-async def seen_following(address: str) -> None:
+async def seen_following(address: str, *, is_ready: bool = True) -> None:
+    """Waits until it is, or is not; alive it must be all the time."""
     async with asyncio.timeout(BUSY_S):
-        while await is_following(address) != (True, True):  # noqa: ASYNC110 - another process changes it
+        while (found := await is_following(address)) != (is_ready, True):
+            assert found[1]
             await asyncio.sleep(0.05)
 
 
@@ -157,8 +161,7 @@ async def test_a_following_host_outlives_the_first_waits_for_the_next_and_drains
                 first.fields("listening")
                 first.process.kill()
                 first.process.wait(10)
-                while await is_following(address) != (False, True):  # a dead one would raise
-                    pass
+                await seen_following(address, is_ready=False)
         async with channel(str(first.fields("listening")["address"]), max_message_bytes=1 << 20) as open_channel:
             stub = worker_pb2_grpc.WorkerServiceStub(open_channel)
             answering = asyncio.create_task(count_tokens(stub, 150))

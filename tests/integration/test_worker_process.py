@@ -435,11 +435,11 @@ async def test_a_shape_first_seen_while_serving_is_a_compilation(tmp_path: Path)
 
 
 def test_a_backend_that_does_not_serve_yet_is_one_line(tmp_path: Path) -> None:
-    words = ["worker", "--worker-id", "w", "--backend", "xla", "--tensor-parallel", "8", "--metrics-port", "0"]
+    words = ["worker", "--worker-id", "w", "--backend", "torchtpu", "--tensor-parallel", "8", "--metrics-port", "0"]
     ended = subprocess.run(
         [sys.executable, "-m", "ostrya.cli.main", *words], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stderr) == (
         1,
-        "error: backend xla does not serve in this version; set --backend cpu\n",
+        "error: backend torchtpu does not serve in this version; set --backend cpu, xla\n",
     )

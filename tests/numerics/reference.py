@@ -10,6 +10,7 @@ import torch
 
 from ostrya.engine.backends.exchange import StackedExchange
 from ostrya.engine.backends.static_ops import StaticBuilder, StaticOps, kv_shape, unchanged
+from ostrya.engine.buckets import Growth
 from ostrya.engine.models.decoder import DecoderWeights, forward, logits
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import WeightSource
@@ -55,7 +56,8 @@ class ReferenceStep:
 class ReferenceRunner:
     """A Runner that decodes greedily, in float32."""
 
-    num_shapes = num_late_shapes = 0
+    num_shapes = num_late_shapes = num_cached_shapes = 0
+    growth = Growth()
 
     def __init__(
         self,

@@ -18,6 +18,20 @@ MIN_PAGES_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How many times the one before each size of a dimension is, at most: what a backend asks for. Powers of two: fewer
+    sizes take less time to compile, and more to compute."""
+
+    rows: int = 2
+    tokens: int = 2
+    pages: int | None = 2
+    """None: only the largest, where attention reads no more pages than a row has."""
+
+
+DOUBLING = Growth()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
     """The sizes of each dimension, ascending powers of two."""
 
@@ -41,21 +55,26 @@ class Ladder:
         return Bucket(_at_least(self.tokens, tokens), self.rows[-1], page_bucket)
 
 
-def ladder(*, max_running: int, max_step_tokens: int, page_size: int, context_tokens: int) -> Ladder:
+def ladder(
+    *, max_running: int, max_step_tokens: int, page_size: int, context_tokens: int, growth: Growth = DOUBLING
+) -> Ladder:
     """The shapes of an engine with these limits."""
-    smallest_pages = max(1, MIN_PAGES_TOKENS // page_size)
+    pages = _growing(max(1, MIN_PAGES_TOKENS // page_size), -(-context_tokens // page_size), growth.pages or 2)
     return Ladder(
-        rows=_doubling(MIN_ROWS, max_running),
-        tokens=_doubling(MIN_TOKENS, max_step_tokens),
-        pages=_doubling(smallest_pages, -(-context_tokens // page_size)),
+        rows=_growing(MIN_ROWS, max_running, growth.rows),
+        tokens=_growing(MIN_TOKENS, max_step_tokens, growth.tokens),
+        pages=pages if growth.pages else pages[-1:],
     )
 
 
-def _doubling(first: int, enough: int) -> tuple[int, ...]:
-    """first, 2 * first, ... until `enough` is covered."""
+def _growing(first: int, enough: int, factor: int) -> tuple[int, ...]:
+    """From `first` on, each `factor` times the one before; the last is the least doubling that covers `enough`."""
+    last = first
+    while last < enough:
+        last *= 2
     sizes = [first]
-    while sizes[-1] < enough:
-        sizes.append(2 * sizes[-1])
+    while sizes[-1] < last:
+        sizes.append(min(last, factor * sizes[-1]))
     return tuple(sizes)
 
 

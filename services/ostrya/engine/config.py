@@ -14,7 +14,7 @@ _DTYPE_OF = {"int4": "bfloat16", "int8": "bfloat16", "bf16": "bfloat16", "f32": 
 AUTO_PAGES = 0
 """As EngineConfig.num_pages."""
 _PAGES_OF_BACKEND = -1
-_CPU_PAGES = 4096
+CPU_PAGES = 4096
 
 
 def weights_problem(weights: Weights, dtype: str) -> str | None:
@@ -85,7 +85,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.num_pages == _PAGES_OF_BACKEND:
-            msgspec.structs.force_setattr(self, "num_pages", _CPU_PAGES if self.backend == "cpu" else AUTO_PAGES)
+            msgspec.structs.force_setattr(self, "num_pages", CPU_PAGES if self.backend == "cpu" else AUTO_PAGES)
 
     def check(self) -> None:
         """ConfigError with every problem. Looks at no file: whether the model is there shows at the start."""
@@ -101,6 +101,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         problems += self._slice_problems()
         if problem := weights_problem(self.weights, self.dtype):
             problems.append(problem)
+        elif self.backend == "xla" and self.weights in ("int4", "int8"):
+            problems.append(f"weights is {self.weights}; backend xla keeps matrices dense: set auto, bf16 or f32")
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             problems.append(f"page_size is {self.page_size}; it must be a power of two")
         if self.num_pages != AUTO_PAGES and self.num_pages < 2:

@@ -69,7 +69,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         longest = min(context_tokens, config.max_context_tokens or context_tokens)
-        self.scheduler = Scheduler(config, context_tokens=longest, eos_token_ids=eos_token_ids)
+        self.scheduler = Scheduler(config, context_tokens=longest, eos_token_ids=eos_token_ids, growth=runner.growth)
         self._overlap = config.overlap
         self._runner = runner
         self._limit = limit
@@ -152,6 +152,7 @@ class Engine:
             num_padded_tokens=self._num_padded_tokens,
             num_shapes=shapes.num_shapes,
             num_late_shapes=shapes.num_late_shapes,
+            num_cached_shapes=self._runner.num_cached_shapes,
             num_page_leaks=self._num_page_leaks,
             step_time=self._step_time.step_time,
         )

@@ -171,3 +171,31 @@ def fed_forward(plan: StepPlan, last_tokens: I32) -> StepPlan:
         rows = np.flatnonzero(processors.has_penalty & (own_source >= 0)).astype(np.int32)
         processors = replace(processors, seen=processors.seen.plus_one(rows, last_tokens[own_source[rows]]))
     return replace(plan, token_ids=token_ids, token_source=np.full_like(plan.token_source, -1), processors=processors)
+
+
+def scratch_plan(bucket: Bucket, num_tokens: int = 1) -> StepPlan:
+    """One row of `num_tokens` tokens in page 0; the rest is padding."""
+    kv_lens = np.zeros(bucket.rows, np.int32)
+    kv_lens[0] = num_tokens
+    query_start = np.full(bucket.rows + 1, num_tokens, np.int32)
+    query_start[0] = 0
+    zeros_T, zeros_R = np.zeros(bucket.tokens, np.int32), np.zeros(bucket.rows, np.int32)
+    return StepPlan(
+        bucket=bucket,
+        num_tokens=num_tokens,
+        num_rows=1,
+        num_decode_rows=int(num_tokens == 1),
+        token_ids=zeros_T,
+        token_source=np.full(bucket.tokens, -1, np.int32),
+        positions=zeros_T,
+        slot_mapping=zeros_T,
+        query_start=query_start,
+        kv_lens=kv_lens,
+        page_table=np.zeros((bucket.rows, bucket.pages), np.int32),
+        logits_index=zeros_R,
+        temperature=np.zeros(bucket.rows, np.float32),
+        top_k=zeros_R,
+        top_p=np.ones(bucket.rows, np.float32),
+        uniform=np.zeros(bucket.rows, np.float32),
+        wants_token=np.zeros(bucket.rows, np.bool_),
+    )

@@ -18,6 +18,7 @@ from typing import Self
 import msgspec
 
 from ostrya.engine import wire
+from ostrya.engine.backends.xla_versions import installation_problem
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.types import EngineInfo, EngineRequest, Load, RequestId, SequenceOutput, StepReport
 from ostrya.engine.world import ONE_HOST, Slice
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 RUNNER_FACTORIES = {
     "cpu": "ostrya.engine.backends.cpu:load_runner",
+    "xla": "ostrya.engine.backends.xla:load_runner",
     "torchtpu": "ostrya.engine.backends.torchtpu:load_runner",
     "roofline": "ostrya.engine.backends.roofline:load_runner",
 }
@@ -283,10 +285,12 @@ class EngineProcess:
 
 
 def factory_name(config: EngineConfig) -> str:
-    """The backend's own; ModelLoadError if this version has none."""
+    """The backend's own; ModelLoadError if this version has none, or if what it needs is not installed."""
     if config.backend not in RUNNER_FACTORIES:
         served = ", ".join(RUNNER_FACTORIES)
         raise ModelLoadError(f"backend {config.backend} does not serve in this version; set --backend {served}")
+    if config.backend == "xla" and (problem := installation_problem()):
+        raise ModelLoadError(problem)
     return RUNNER_FACTORIES[config.backend]
 
 

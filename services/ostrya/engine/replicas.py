@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ostrya.engine import slice_wire as wire
 from ostrya.engine.backends.base import LoadedModel, Runner, StepHandle, factory_of
+from ostrya.engine.buckets import Growth
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.leader import End, Leader
 from ostrya.engine.plan import Bucket, Scores, StepPlan
@@ -54,6 +55,14 @@ class Replicated:
     @property
     def num_late_shapes(self) -> int:
         return self._local.num_late_shapes
+
+    @property
+    def growth(self) -> Growth:
+        return self._local.growth
+
+    @property
+    def num_cached_shapes(self) -> int:
+        return self._local.num_cached_shapes
 
     def warm_up(self, buckets: Sequence[Bucket]) -> None:
         began_s = time.monotonic()

@@ -56,7 +56,14 @@ class _Step(NamedTuple):
 class Scheduler:
     """One token budget a step: decode rows first, then prefill chunks."""
 
-    def __init__(self, config: EngineConfig, *, context_tokens: int, eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        context_tokens: int,
+        eos_token_ids: Collection[int],
+        growth: buckets.Growth = buckets.DOUBLING,
+    ) -> None:
         self._config = config
         self._eos_token_ids = frozenset(eos_token_ids)
         self.pool = PagePool(config.num_pages)
@@ -68,6 +75,7 @@ class Scheduler:
             max_step_tokens=config.max_step_tokens,
             page_size=config.page_size,
             context_tokens=self.context_tokens,
+            growth=growth,
         )
         self._table = RowTable(num_slots=config.max_running, pages_per_row=self.ladder.pages[-1])
         self._sequences: dict[RequestId, Sequence] = {}

@@ -149,6 +149,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Distinct buckets executed or compiled so far."""
     num_late_shapes: int = 0
     """Shapes first seen after warm-up: each one is a fault."""
+    num_cached_shapes: int = 0
+    """Of num_shapes, those found in a compile cache."""
     num_page_leaks: int = 0
     """Looks at the idle engine that found pages lost or referenced: each one is a fault."""
     step_time: StepTime = StepTime()

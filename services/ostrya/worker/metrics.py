@@ -248,9 +248,10 @@ class WorkerMetrics:
         self.page_leaks.inc(load.num_page_leaks - last.num_page_leaks)
         num_late = load.num_late_shapes - last.num_late_shapes
         self.late_shapes.inc(num_late)
-        # The one backend there is keeps no compile cache, so nothing is ever found in one.
         self.compilations["serving", "miss"].inc(num_late)
-        self.compilations["warmup", "miss"].inc(load.num_shapes - last.num_shapes - num_late)
+        num_hits = load.num_cached_shapes - last.num_cached_shapes
+        self.compilations["warmup", "hit"].inc(num_hits)
+        self.compilations["warmup", "miss"].inc(load.num_shapes - last.num_shapes - num_late - num_hits)
 
 
 class Observation:

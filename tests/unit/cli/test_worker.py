@@ -32,11 +32,11 @@ def test_a_configuration_is_valid_though_neither_model_nor_cluster_is_there() ->
 
 
 def test_every_problem_is_told_at_once() -> None:
-    code, said = check("--tensor-parallel", "4", "--model", "gs://bucket/m", "--redis-url", "http://:hunter2@h")
+    code, said = check("--tensor-parallel", "0", "--model", "gs://bucket/m", "--redis-url", "http://:hunter2@h")
     assert code == 2
     assert said.count("error: ") == 3
     assert all(
-        word in said for word in ("tensor_parallel is 4", "fetch it first: ostrya fetch gs://bucket/m", "redis_url")
+        word in said for word in ("tensor_parallel is 0", "fetch it first: ostrya fetch gs://bucket/m", "redis_url")
     )
     assert "hunter2" not in said
 

@@ -3,8 +3,7 @@
 import pytest
 
 from ostrya.engine.config import EngineConfig
-from ostrya.engine.process import EngineProcess
-from ostrya.errors import ConfigError, ModelLoadError
+from ostrya.errors import ConfigError
 
 
 def config(**values: object) -> EngineConfig:
@@ -19,6 +18,10 @@ def test_what_can_work_is_taken_though_the_model_is_not_there(values: dict[str, 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        (
+            {"weights": "int4", "backend": "xla"},
+            "weights is int4; backend xla keeps matrices dense: set auto, bf16 or f32",
+        ),
         ({"tensor_parallel": 0, "backend": "xla"}, "tensor_parallel is 0; it must be at least 1"),
     ],
 )
@@ -83,9 +86,3 @@ def test_a_slice_that_nobody_can_have_or_wants_is_refused(backend: str, topology
 def test_the_time_between_tokens_is_a_number_of_seconds(seconds: float) -> None:
     with pytest.raises(ConfigError, match=f"max_inter_token_s is {seconds}; it must be 0 or more"):
         config(max_inter_token_s=seconds).check()
-
-
-@pytest.mark.parametrize("backend", ["xla"])
-async def test_an_engine_of_a_backend_to_come_is_refused_before_anything_starts(backend: str) -> None:
-    with pytest.raises(ModelLoadError, match=f"backend {backend} does not serve in this version; set --backend cpu"):
-        await EngineProcess.start(config(backend=backend))

@@ -288,6 +288,8 @@ async def test_garbage_and_a_second_process_of_a_rank_keep_nobody_out() -> None:
         leading = asyncio.create_task(slice_.lead())
         first = slice_.join(1)
         await first.says(phase="joined")
+        with pytest.raises(ConnectionRefusedError):  # it listens where it was told, and nowhere else
+            socket.create_connection(("127.0.0.2", slice_.seen.port))
         address = ("127.0.0.1", slice_.seen.port)
         for garbage in (b"", b"GET / HTTP/1.1\r\n\r\n", wire.HEAD.pack(1 << 31, 0), wire.HEAD.pack(3, 0) + b"\xc1ab"):
             with socket.create_connection(address) as stranger:

@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ostrya.engine.buckets import Growth
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import Bucket, Scores, StepPlan
 from ostrya.engine.types import Memory, Peaks, StepLimit
@@ -67,6 +68,10 @@ class Runner(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def growth(self) -> Growth:
+        """Which sizes of buckets it wants."""
+
+    @property
     def num_shapes(self) -> int:
         """Distinct buckets compiled or executed so far."""
 
@@ -74,6 +79,10 @@ class Runner(Protocol):
     def num_late_shapes(self) -> int:
         """Buckets first executed after warm_up(): each is a counted fault. Counted before its compile begins, because
         that is how the worker knows that a long step compiles and does not hang."""
+
+    @property
+    def num_cached_shapes(self) -> int:
+        """How many of num_shapes were found in a compile cache."""
 
     def warm_up(self, buckets: Sequence[Bucket]) -> None:
         """Compiles every bucket; afterwards a new shape is late."""

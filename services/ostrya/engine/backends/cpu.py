@@ -28,13 +28,14 @@ from ostrya.engine.backends.cpu_weights import CpuBuilder
 from ostrya.engine.backends.host_memory import available_bytes
 from ostrya.engine.backends.host_sampling import choose
 from ostrya.engine.backends.kernels.divided_sampling import gathered, sample_divided
+from ostrya.engine.buckets import Growth
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.memory import accounted, require_room, scratch_bytes
 from ostrya.engine.models.decoder import forward, logits
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.weights import read_weights
-from ostrya.engine.plan import Bucket, Scores, StepPlan, fed_forward
+from ostrya.engine.plan import Bucket, Scores, StepPlan, fed_forward, scratch_plan
 from ostrya.engine.world import ALONE, World
 
 T = TypeVar("T")
@@ -82,6 +83,9 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
 
 class CpuRunner:
     """A Runner. Steps run one after another on the device thread."""
+
+    growth = Growth()
+    num_cached_shapes = 0
 
     def __init__(self, config: EngineConfig, device: ThreadPoolExecutor, world: World = ALONE) -> None:
         """On the device thread."""
@@ -149,7 +153,7 @@ class CpuRunner:
         for num_tokens in (1, 2):
             fitting = [bucket for bucket in buckets if bucket.tokens >= num_tokens]
             if fitting:
-                self.execute(_scratch_plan(min(fitting), num_tokens)).tokens()
+                self.execute(scratch_plan(min(fitting), num_tokens)).tokens()
         self._shapes.update(buckets)
         self._warm = True
 
@@ -234,31 +238,3 @@ def _memory_limit_bytes(config: EngineConfig, world: World) -> int | None:
         return config.memory_limit_bytes
     available = available_bytes()
     return None if available is None else available * world.num_hosts // world.size
-
-
-def _scratch_plan(bucket: Bucket, num_tokens: int) -> StepPlan:
-    """One row of `num_tokens` tokens in page 0; the rest is padding."""
-    kv_lens = np.zeros(bucket.rows, np.int32)
-    kv_lens[0] = num_tokens
-    query_start = np.full(bucket.rows + 1, num_tokens, np.int32)
-    query_start[0] = 0
-    zeros_T, zeros_R = np.zeros(bucket.tokens, np.int32), np.zeros(bucket.rows, np.int32)
-    return StepPlan(
-        bucket=bucket,
-        num_tokens=num_tokens,
-        num_rows=1,
-        num_decode_rows=int(num_tokens == 1),
-        token_ids=zeros_T,
-        token_source=np.full(bucket.tokens, -1, np.int32),
-        positions=zeros_T,
-        slot_mapping=zeros_T,
-        query_start=query_start,
-        kv_lens=kv_lens,
-        page_table=np.zeros((bucket.rows, bucket.pages), np.int32),
-        logits_index=zeros_R,
-        temperature=np.zeros(bucket.rows, np.float32),
-        top_k=zeros_R,
-        top_p=np.ones(bucket.rows, np.float32),
-        uniform=np.zeros(bucket.rows, np.float32),
-        wants_token=np.zeros(bucket.rows, np.bool_),
-    )

@@ -20,6 +20,7 @@ from ostrya.capacity.estimate import efficiency
 from ostrya.capacity.published import Engine
 from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.roofline_model import simulated
+from ostrya.engine.buckets import Growth
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.noise import uniform
 from ostrya.engine.plan import I32, Bucket, Mask, Processors, Scores, Scoring, StepPlan
@@ -68,6 +69,9 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["RooflineRu
 
 class RooflineRunner:
     """A Runner. `model` says how long a step takes; tokens in `never` are drawn only where a grammar wants one."""
+
+    growth = Growth()
+    num_cached_shapes = 0
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ L = P * page_size keys of a row, A page_size * pages of the pool: slots.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -22,6 +22,18 @@ from ostrya.engine.models.spec import Activation, Attention, DecoderSpec, Rope, 
 
 AddUp = Callable[[torch.Tensor], torch.Tensor]
 Placed = Callable[[torch.Tensor], torch.Tensor]
+StaticAttention = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""q_TNH, kv_TCH, the kind, and what is kept of the layer -> out_TE, and what is kept with kv_TCH in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInputs:
+    """What every StaticAttention needs of a step."""
+
+    positions_T: torch.Tensor
+    slots_T: torch.Tensor
+    """int64"""
+    page_table_RP: torch.Tensor
 
 
 def unchanged(x: torch.Tensor) -> torch.Tensor:
@@ -70,7 +82,8 @@ class StaticBuilder:
         def look_up(token_ids_T: torch.Tensor) -> torch.Tensor:
             local_T = token_ids_T - self._first_token
             is_here_T1 = ((local_T >= 0) & (local_T < num_tokens)).unsqueeze(-1)
-            rows_TD = _rows(table_VD, local_T.clamp(0, num_tokens - 1)).float()
+            # The same row of every shard's part, right in the one that has the token: a gather that is the shard's own.
+            rows_TD = table_VD.index_select(-2, token_ids_T % num_tokens).float()
             return self._add_up(torch.where(is_here_T1, rows_TD, 0.0)) * scale
 
         return look_up
@@ -107,9 +120,9 @@ class StaticBuilder:
     def _product(self, matrix: Matrix, bias_O: torch.Tensor | None) -> Linear:
         weight_IO = self._placed(matrix.dense().transpose(-1, -2).contiguous())
         if bias_O is None:
-            return lambda x_TI: x_TI.to(weight_IO.dtype) @ weight_IO
+            return lambda x_TI: _times(x_TI.to(weight_IO.dtype), weight_IO)
         bias_1O = self._placed(bias_O.unsqueeze(-2))
-        return lambda x_TI: x_TI.to(weight_IO.dtype) @ weight_IO + bias_1O
+        return lambda x_TI: _times(x_TI.to(weight_IO.dtype), weight_IO) + bias_1O
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +135,10 @@ class StaticOps:
     row_of_T: torch.Tensor
     page_table_RP: torch.Tensor
     page_size: int
+    attention: StaticAttention | None = None
+    """Instead of the plain one below, which gathers a row's keys for each of its tokens."""
+    _rotations: dict[tuple[Rope, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """Made once a step for all layers with that rope."""
 
     def add(self, x_TD: torch.Tensor, y_TD: torch.Tensor) -> torch.Tensor:
         return x_TD + y_TD
@@ -138,7 +155,10 @@ class StaticOps:
         exact_TCH = qk_TCH.float()
         if norm is not None:
             exact_TCH = norm(exact_TCH)
-        cos_T1h, sin_T1h = rotation(self.positions_T, mixer.rope, head_dim=sizes.head_dim)
+        key = mixer.rope, sizes.head_dim
+        if key not in self._rotations:
+            self._rotations[key] = rotation(self.positions_T, mixer.rope, head_dim=sizes.head_dim)
+        cos_T1h, sin_T1h = self._rotations[key]
         first_TCh, second_TCh = exact_TCH[..., 0::2], exact_TCH[..., 1::2]
         turned = first_TCh * cos_T1h - second_TCh * sin_T1h, first_TCh * sin_T1h + second_TCh * cos_T1h
         return torch.cat([torch.stack(turned, dim=-1).flatten(-2).to(qk_TCH.dtype), v_TKH], dim=-2)
@@ -148,6 +168,8 @@ class StaticOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = mixer.sizes
         q_TNH, kv_TCH = qkv_TXH.tensor_split([sizes.num_heads], dim=-2)
+        if self.attention is not None:
+            return self.attention(q_TNH, kv_TCH, mixer, kv_ACH)
         kv_ACH.index_copy_(kv_ACH.dim() - 3, self.slots_T, kv_TCH)
         kv_TLCH = self._keys(kv_ACH).index_select(-4, self.row_of_T)
         k_TLKH, v_TLKH = kv_TLCH.float().chunk(2, dim=-2)
@@ -194,8 +216,8 @@ def kv_shape(spec: DecoderSpec, layer: int, *, num_slots: int) -> tuple[int, int
     return num_slots, 2 * sizes.num_kv_heads, sizes.head_dim
 
 
-def _rows(table_VD: torch.Tensor, index_T: torch.Tensor) -> torch.Tensor:
-    """Of [V, D], or of each shard's with its own indices: [S, V, D] and [S, T]."""
-    if table_VD.dim() == 2:
-        return F.embedding(index_T, table_VD)
-    return table_VD.gather(1, index_T.long().unsqueeze(-1).expand(-1, -1, table_VD.shape[-1]))
+def _times(x_TI: torch.Tensor, weight_IO: torch.Tensor) -> torch.Tensor:
+    """x @ weight of each shard. Not matmul where x has no S: that transposes the weights of all shards into one."""
+    if weight_IO.dim() == 2 or x_TI.dim() == weight_IO.dim():
+        return x_TI @ weight_IO
+    return torch.bmm(x_TI.expand(weight_IO.shape[0], -1, -1), weight_IO)

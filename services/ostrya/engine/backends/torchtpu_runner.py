@@ -24,7 +24,7 @@ from ostrya.engine.backends.host_sampling import SCORED_AT_ONCE, choose, is_gree
 from ostrya.engine.backends.static_ops import StaticBuilder, kv_shape
 from ostrya.engine.backends.step_inputs import packed
 from ostrya.engine.backends.torchtpu_programs import Kv, Programs, Shards, sizes_of, step_arguments
-from ostrya.engine.buckets import ladder
+from ostrya.engine.buckets import Growth, ladder
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.memory import accounted, require_room, scratch_bytes
 from ostrya.engine.models.sharding import Mesh, Sharding
@@ -62,6 +62,9 @@ def load(config: EngineConfig, world: World, *, chip: Chip | None = None) -> tup
 
 class TorchTpuRunner:
     """A Runner."""
+
+    growth = Growth()
+    num_cached_shapes = 0
 
     def __init__(
         self, config: EngineConfig, device: ThreadPoolExecutor, world: World, *, chip: Chip | None = None

@@ -1,0 +1,129 @@
+"""What backend xla compiles: one step as a function of a few tensors, and how a plan becomes one of them. Called by
+xla.py; plain torch, so that it runs eagerly too.
+
+Shapes: T tokens (padded), R rows, P pages of a row, L rows of the largest bucket, S shards, V a shard's vocabulary,
+D hidden, A slots, C = 2K, H head dim; the rest in kernels/.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ostrya.engine.backends.static_ops import StaticAttention, StaticOps, TokenInputs
+from ostrya.engine.models.decoder import DecoderWeights, forward, logits
+from ostrya.engine.models.spec import DecoderSpec
+from ostrya.engine.plan import I32, Bucket, StepPlan
+
+
+class AttentionInputs(Protocol):
+    """What one kind of attention wants of a plan besides."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Of the parts."""
+
+    def packed(self, plan: StepPlan) -> list[I32]: ...
+
+    def attention(self, tokens: TokenInputs, parts: Sequence[torch.Tensor]) -> StaticAttention:
+        """From the parts on the device; can be traced."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of the one array that is sent in a step, because each small one costs a transfer of its own."""
+
+    bucket: Bucket
+    attention: AttentionInputs
+
+    @property
+    def sizes(self) -> list[int]:
+        tokens, rows, pages = self.bucket.tokens, self.bucket.rows, self.bucket.pages
+        return [tokens, tokens, tokens, tokens, rows, rows * pages, *self.attention.sizes]
+
+    def packed(self, plan: StepPlan) -> I32:
+        """What only the host needs (sampling, scoring) is not in it."""
+        return np.concatenate(
+            [
+                plan.token_ids,
+                plan.token_source,
+                plan.positions,
+                plan.slot_mapping,
+                plan.logits_index,
+                plan.page_table.reshape(-1),
+                *self.attention.packed(plan),
+            ]
+        )
+
+    def unpacked(self, packed: torch.Tensor) -> list[torch.Tensor]:
+        """Slices: torch_xla's index_select dies of a part that `split` has made."""
+        ends = np.cumsum(self.sizes).tolist()
+        return [packed[end - size : end] for size, end in zip(self.sizes, ends, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What is the same in every step."""
+
+    spec: DecoderSpec
+    """Of one shard."""
+    weights: DecoderWeights
+    page_size: int
+    num_last: int
+    """L"""
+    marked: Callable[[torch.Tensor, int | None], torch.Tensor]
+    """The tensor, divided among the devices along that dimension, or whole on each: a result that is not marked lies as
+    the compiler likes, and the next program reads something else."""
+
+
+def step_of(model: Model, layout: Layout) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The step of a bucket: (packed, last_tokens_L, *kv_ASCH) -> greedy tokens_L, logits_SRV, x_TD. Keys and values are
+    written in place."""
+
+    def step(packed: torch.Tensor, last_tokens_L: torch.Tensor, *kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        bucket = layout.bucket
+        ids_T, source_T, positions_T, slots_T, index_R, page_table, *parts = layout.unpacked(packed)
+        page_table_RP = page_table.view(bucket.rows, bucket.pages)
+        tokens = TokenInputs(positions_T=positions_T, slots_T=slots_T.long(), page_table_RP=page_table_RP)
+        ops = StaticOps(
+            positions_T=positions_T,
+            slots_T=tokens.slots_T,
+            row_of_T=positions_T,
+            page_table_RP=page_table_RP,
+            page_size=model.page_size,
+            attention=layout.attention.attention(tokens, parts),
+        )
+        token_ids_T = torch.where(source_T < 0, ids_T, last_tokens_L.index_select(0, source_T.clamp(min=0)))
+        x_TD, _ = forward(ops, model.spec, model.weights, token_ids_T=token_ids_T, kv=kv)
+        logits_SRV = logits(model.weights, x_TD, index_R)
+        # Of one size after steps of any bucket, so that no pair of buckets is a shape of its own.
+        tokens_L = F.pad(greedy(logits_SRV), (0, model.num_last - bucket.rows))
+        return model.marked(tokens_L, None), model.marked(logits_SRV, 0), model.marked(x_TD, None)
+
+    return step
+
+
+def head_of(model: Model) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """x_ND -> logits_SNV: of any token of a step."""
+
+    def head(x_ND: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (model.marked(model.weights.head(model.weights.norm(x_ND)).float(), 0),)
+
+    return head
+
+
+def greedy(logits_SRV: torch.Tensor) -> torch.Tensor:
+    """tokens_R, int32: the first of the largest logits; of each shard only its best goes to the others."""
+    best_SR, index_SR = logits_SRV.max(dim=-1)
+    shard_R = best_SR.argmax(dim=0)
+    local_R = index_SR.gather(0, shard_R[None])[0]
+    return (local_R + shard_R * logits_SRV.shape[-1]).int()
+
+
+def whole_vocabulary(logits_SRV: torch.Tensor) -> torch.Tensor:
+    """logits_RV of the whole model, on the host."""
+    return logits_SRV.transpose(0, 1).flatten(1)

@@ -1,0 +1,47 @@
+"""The XLA backend answers as the CPU backend does, with one device and with four: greedy tokens, every kind of row,
+hits, chunks, mixed steps, overlap. No program is built after warm-up."""
+
+import pytest
+
+from tests.numerics.tiny_families import FAMILIES
+from tests.xla import child
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_families_give_the_tokens_of_the_cpu_backend(num_devices: int) -> None:
+    found = child.run("families", num_devices, num_devices=num_devices, env={"OSTRYA_REFUSE_LATE_SHAPES": "1"})
+    assert len(found) > len(FAMILIES)
+    for name, one in found.items():
+        assert isinstance(one, dict)
+        assert (name, one["differences"], one["num_late"]) == (name, [], 0)
+        # Sums in another order; log probabilities are of the order of 1 to 10.
+        assert one["score_error"] < 1e-3, name
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_smollm2_gives_the_golden_tokens(num_devices: int) -> None:
+    found = child.run("real_model", num_devices, num_devices=num_devices)
+    assert found["differences"] == []
+    assert found["num_late"] == 0
+    assert found["num_shapes"] == 2, "as many as its ladder has"
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_a_thousand_steps_keep_one_pool_in_one_place(num_devices: int) -> None:
+    found = child.run("flat", num_devices, num_devices=num_devices)
+    kv_mb, grown_mb = found["kv_mb"], found["grown_mb"]
+    assert isinstance(kv_mb, float)
+    assert isinstance(grown_mb, float)
+    assert kv_mb > 30
+    # A step that did not free one copy of one layer would take a thousand times that.
+    assert grown_mb < kv_mb / 2
+    assert found["more_tensors"] == 0
+    assert not found["moved"]
+    # The bucket, the head, and nothing for a step.
+    assert found["num_compiled"] == 2
+
+
+def test_a_late_bucket_is_counted_and_refused_where_tests_ask_for_that() -> None:
+    assert child.run("late") == {"before": 0, "after": 1, "tokens": child.run("load")["tokens"][:1]}  # type: ignore[index]
+    refused = child.run("late", fails=True, env={"OSTRYA_REFUSE_LATE_SHAPES": "1"})
+    assert "was not compiled in warm-up" in str(refused["error"])
