@@ -1,4 +1,4 @@
-# A worker on TPUs through torch_tpu. The backend itself is not built yet in this version.
+# A worker on TPUs through torch_tpu.
 #     docker build --file deploy/docker/worker-torchtpu.Dockerfile --tag ostrya/worker-torchtpu:0.1.0 .
 # The tag is exact; the release workflow passes it with its digest (no image registry can be reached from where it was
 # written).

@@ -18,7 +18,8 @@ import torch
 from ostrya.engine import buckets
 from ostrya.engine.backends import cpu, xla
 from ostrya.engine.backends.base import Runner
-from ostrya.engine.backends.xla_step import Layout, step_of
+from ostrya.engine.backends.step_inputs import Layout
+from ostrya.engine.backends.xla_step import step_of
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import Bucket, StepPlan
 from ostrya.text.source import resolve_model

@@ -24,9 +24,9 @@ PRESETS = {
 }
 
 
-def values(generation: str, machine_type: str, topology: str) -> Tree:
+def values(generation: str, machine_type: str, topology: str, *, backend: str = "xla") -> Tree:
     slice_values = {"generation": generation, "machineType": machine_type, "topology": topology}
-    return {"pools": {"default": {"backend": "xla", "slice": slice_values}}}
+    return {"pools": {"default": {"backend": backend, "slice": slice_values}}}
 
 
 def assert_runs_on(rendered: Render, expected: Slice) -> None:
@@ -123,3 +123,13 @@ def test_the_runtime_of_a_tpu_worker_needs_no_metadata_server() -> None:
     # Without the second, torch_xla asks the metadata server, which the policies do not let it reach.
     assert (env["PJRT_DEVICE"], env["TPU_SKIP_MDS_QUERY"]) == ("TPU", "true")
     assert env["TPU_ACCELERATOR_TYPE"] == "v6e-8"
+
+
+@pytest.mark.parametrize("topology", ["2x2", "4x4"])
+def test_torchtpu_is_told_how_its_slice_lies_and_where_programs_stay(topology: str) -> None:
+    told = []
+    for backend in ("xla", "torchtpu"):
+        shown = render(values("v6e", "ct6e-standard-4t", topology, backend=backend))
+        told += [options(command_of(shown, pod, pod.main)) for pod in pods(shown, "worker")]
+    found = {(one["backend"], one["slice_topology"], one["compile_cache"]) for one in told}
+    assert found == {("xla", "", ""), ("torchtpu", topology, "/var/cache/ostrya/torchtpu")}

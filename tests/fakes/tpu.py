@@ -1,6 +1,6 @@
 """A machine with TPUs for the torchtpu backend, with the stand-in for torch_tpu (tests/fakes/torch_tpu) in it.
 
-`load_runner` is a factory for processes that have it on their PYTHONPATH (`environment`).
+`load_runner` and its neighbour are factories for processes that have it on their PYTHONPATH (`environment`).
 """
 
 import os
@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from ostrya.engine.backends import torchtpu
+from ostrya.engine.backends import torchtpu, torchtpu_attention
+from ostrya.engine.backends import torchtpu_bridge as bridge
 from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.torchtpu_machine import this_machine
 from ostrya.engine.backends.torchtpu_runner import TorchTpuRunner, TorchTpuStep
@@ -60,7 +61,7 @@ class StrictRunner:
 
     def __init__(self, runner: TorchTpuRunner) -> None:
         self._runner = runner
-        self.vocab_size = runner.vocab_size
+        self.vocab_size, self.growth, self.num_cached_shapes = runner.vocab_size, runner.growth, 0
 
     @property
     def num_shapes(self) -> int:
@@ -83,8 +84,45 @@ class StrictRunner:
         self._runner.close()
 
 
+def write_and_attend(
+    kv_ACH: torch.Tensor,
+    q_TNH: torch.Tensor,
+    kv_TCH: torch.Tensor,
+    slots_T: torch.Tensor,
+    kv_lens_R: torch.Tensor,
+    page_table_RP: torch.Tensor,
+    query_start: torch.Tensor,
+    num_rows: torch.Tensor,
+    page_size: int,
+    scale: float,
+    window_tokens: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What kernels/pallas_attention.py does, in torch."""
+    num_tokens, num_heads, _ = q_TNH.shape
+    token_T = torch.arange(num_tokens)
+    row_T = (token_T[:, None] >= query_start[1:]).sum(-1).minimum(num_rows - 1)
+    position_T = kv_lens_R[row_T] - query_start[1:][row_T] + token_T
+    side_by_side_TCH = torch.stack(kv_TCH.chunk(2, dim=1), dim=2).flatten(1, 2)
+    kv_ACH = kv_ACH.index_copy(0, slots_T.long(), side_by_side_TCH)
+    kv_TLCH = kv_ACH.view(-1, page_size, *kv_ACH.shape[1:])[page_table_RP[row_T].long()].flatten(1, 2)
+    k_TLNH, v_TLNH = (
+        kv_TLCH[:, :, which::2].repeat_interleave(num_heads * 2 // kv_ACH.shape[1], dim=2) for which in (0, 1)
+    )
+    behind_TL = position_T[:, None] - torch.arange(kv_TLCH.shape[1])
+    hidden_TL = (behind_TL < 0) | (behind_TL >= (window_tokens or 1 << 30))
+    scores_TNL = torch.einsum("tnh,tlnh->tnl", q_TNH, k_TLNH) * scale
+    weights_TNL = scores_TNL.masked_fill(hidden_TL[:, None], -1e30).softmax(-1)
+    return torch.einsum("tnl,tlnh->tnh", weights_TNL, v_TLNH), kv_ACH
+
+
+def load_runner_with_kernel(config: EngineConfig, world: World = ALONE) -> tuple[StrictRunner, LoadedModel]:
+    """Its devices attend by a kernel."""
+    torchtpu_attention.kernel_for = lambda *_: bridge.jax_op("ostrya::write_and_attend", write_and_attend, donated=[0])
+    return load_runner(config, world)
+
+
 def load_runner(config: EngineConfig, world: World = ALONE) -> tuple[StrictRunner, LoadedModel]:
     """On a machine with four devices."""
-    machine = replace(this_machine(), num_devices=4, topologies={1: "1,1,1", 2: "1,2,1", 4: "2,2,1"})
+    machine = replace(this_machine(), num_devices=4, generation="v6e", topologies={1: "1,1,1", 2: "1,2,1", 4: "2,2,1"})
     runner, model = torchtpu.load_runner(config, world, machine=machine)
     return StrictRunner(runner), model

@@ -18,31 +18,36 @@ from tests.numerics.test_replica import answers
 from tests.numerics.tiny_families import FAMILIES
 
 FACTORY = "tests.fakes.tpu:load_runner"
+FEW_SHAPES = {"max_step_tokens": 16}
+"""Each takes a second to trace; what is answered depends on none."""
 LIMIT_S = 900.0
 """Twenty seconds alone; collectives between processes wait for processors."""
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "sampled", "settings"),
+    ("name", "size", "sampled", "kernel", "settings"),
     [
-        ("qwen3", 1, True, {}),
-        ("qwen3", 2, False, {}),
+        ("qwen3", 1, True, "_with_kernel", {}),
+        ("qwen3", 2, False, "", {}),
         # Prefill by all-to-all, decoding by own experts over all tokens.
-        ("mixtral", 2, False, {"expert_parallel": 2, "expert_exchange_tokens": 12}),
+        ("mixtral", 2, False, "", {"expert_parallel": 2, "expert_exchange_tokens": 12}),
     ],
 )
 def test_torchtpu_gives_the_tokens_of_the_cpu_backend(
-    name: str, size: int, sampled: bool, settings: dict[str, int], tmp_path: Path
+    name: str, size: int, sampled: bool, kernel: str, settings: dict[str, int], tmp_path: Path
 ) -> None:
     job, log = Job(path=str(FAMILIES[name].write(tmp_path / "m")), sampled=sampled), tmp_path / "log"
     expected, expected_scores = run(job)
-    job.factory, job.settings = FACTORY, settings
+    settings |= FEW_SHAPES
+    job.factory, job.settings = f"{FACTORY}{kernel}", settings
     for found, scores in together(job, size=size, timeout_s=LIMIT_S, environment=tpu.environment(log)):
         assert workload.differences(found, expected) == []
         assert scores.keys() == expected_scores.keys()
         for request, of_request in scores.items():
             logprobs = [one.logprob for one in of_request]
             assert logprobs == pytest.approx([one.logprob for one in expected_scores[request]], abs=1e-4)
+    # Keys and values are handed over to the kernel, which hands them back.
+    assert [one.donate_argnums for one in tpu.events(log, "jax_op")] == ([(0,)] if kernel else [])
     assert_asked_well(log, config=workload.config(job.path, **settings), size=size)
 
 
@@ -57,7 +62,7 @@ async def test_a_replica_of_two_torchtpu_processes_gives_the_tokens_of_the_cpu_b
         await alone.close()
     for name, value in tpu.environment(tmp_path / "log").items():
         monkeypatch.setenv(name, value)
-    config = msgspec.structs.replace(config, backend="torchtpu", tensor_parallel=2)
+    config = msgspec.structs.replace(config, backend="torchtpu", tensor_parallel=2, max_step_tokens=16)
     both = await EngineProcess.start(config, factory=FACTORY, timeout_s=LIMIT_S)
     try:
         assert await answers(both, workload.SAMPLED) == expected

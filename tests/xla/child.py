@@ -83,6 +83,18 @@ def families(num_devices: str) -> Json:
     return found
 
 
+def experts(num_devices: str) -> Json:
+    """Mixtral with its experts in two groups, prefill by all-to-all: where answers differ from the CPU backend's."""
+    whole = _config(FAMILIES["mixtral"], num_devices, max_step_tokens=16)
+    divided = msgspec.structs.replace(whole, expert_parallel=2, expert_exchange_tokens=12)
+    reference, model = cpu.load_runner(msgspec.structs.replace(whole, backend="cpu", tensor_parallel=1))
+    device, _ = xla.load_runner(divided)
+    expected, tokens = (
+        workload.answers(runner, divided, vocab_size=model.vocab_size)[0] for runner in (reference, device)
+    )
+    return {"differences": workload.differences(tokens, expected), "num_late": device.num_late_shapes}
+
+
 def real_model(num_devices: str) -> Json:
     """SmolLM2: the golden tokens of the shortest prompts."""
     cases = sorted(json.loads(GOLDEN.read_text())["cases"], key=lambda one: len(one["prompt"]))[:NUM_REAL]
@@ -248,6 +260,6 @@ def _addresses(runner: xla.XlaRunner, num_devices: str) -> list[int]:
 
 if __name__ == "__main__":
     chosen: dict[str, Callable[[str], Json]] = {
-        one.__name__: one for one in (families, real_model, flat, late, bridge, not_in_place, ragged, load)
+        one.__name__: one for one in (families, experts, real_model, flat, late, bridge, not_in_place, ragged, load)
     }
     print(json.dumps(chosen[sys.argv[1]](sys.argv[2])))

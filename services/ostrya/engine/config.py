@@ -101,8 +101,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         problems += self._slice_problems()
         if problem := weights_problem(self.weights, self.dtype):
             problems.append(problem)
-        elif self.backend == "xla" and self.weights in ("int4", "int8"):
-            problems.append(f"weights is {self.weights}; backend xla keeps matrices dense: set auto, bf16 or f32")
+        elif self.backend in ("xla", "torchtpu") and self.weights in ("int4", "int8"):
+            problems.append(
+                f"weights is {self.weights}; backend {self.backend} keeps matrices dense: set auto, bf16 or f32"
+            )
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             problems.append(f"page_size is {self.page_size}; it must be a power of two")
         if self.num_pages != AUTO_PAGES and self.num_pages < 2:

@@ -64,6 +64,12 @@ def test_groups_of_experts_are_whole_numbers_of_devices(values: dict[str, object
     config(backend="xla", tensor_parallel=8, expert_parallel=4, expert_exchange_tokens=64).check()
 
 
+def test_torchtpu_keeps_matrices_dense() -> None:
+    config(backend="torchtpu", weights="bf16").check()
+    with pytest.raises(ConfigError, match="weights is int8; backend torchtpu keeps matrices dense"):
+        config(backend="torchtpu", weights="int8").check()
+
+
 @pytest.mark.parametrize("topology", ["2x2x4", "2x4", "1", "2x2x1x2"])
 def test_a_slice_has_one_to_four_dimensions(topology: str) -> None:
     config(backend="torchtpu", slice_topology=topology).check()

@@ -4,17 +4,29 @@ Decides whether this process can load torch_tpu, and prepares it; nothing here i
 because a process that loads torch_tpu in vain ends without a word. The rest is torchtpu_runner.py.
 """
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
 from ostrya.engine.backends.base import LoadedModel
-from ostrya.engine.backends.torchtpu_machine import Machine, environment, hosts_of, problem, this_machine
+from ostrya.engine.backends.torchtpu_machine import (
+    Machine,
+    cache_problem,
+    environment,
+    hosts_of,
+    problem,
+    shape_of,
+    slice_of,
+    this_machine,
+)
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.world import ALONE, World
 from ostrya.errors import ConfigError
 
 if TYPE_CHECKING:
     from ostrya.engine.backends.torchtpu_runner import TorchTpuRunner
+
+log = logging.getLogger(__name__)
 
 
 def load_runner(
@@ -26,10 +38,16 @@ def load_runner(
     hosts = hosts_of(world, os.environ)
     if found := problem(machine, world, hosts=hosts, topology=config.slice_topology):
         raise ConfigError([found])
-    topology = config.slice_topology or machine.topologies[world.size // world.num_hosts]
-    os.environ.update(
-        environment(world, hosts=hosts, topology=topology, compile_cache=config.compile_cache, given=os.environ)
-    )
+    compile_cache = config.compile_cache
+    if compile_cache and (reason := cache_problem(compile_cache)):
+        log.warning(reason)
+        compile_cache = ""
+    if (here := world.size // world.num_hosts) < machine.num_devices:
+        log.warning(
+            "%d of this host's %d TPU devices are used; tensor_parallel says how many", here, machine.num_devices
+        )
+    shape = shape_of(machine, world, config.slice_topology)
+    os.environ.update(environment(world, hosts=hosts, shape=shape, compile_cache=compile_cache, given=os.environ))
     from ostrya.engine.backends.torchtpu_runner import load
 
-    return load(config, world, chip=machine.chip)
+    return load(config, world, where=slice_of(machine, world.size), chip=machine.chip)

@@ -6,12 +6,13 @@ is asked here first. Called by torchtpu.py in the engine's own process. Facts of
 
 import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
-from ostrya.capacity.chips import TPU7X, V5E, V5P, V6E, Chip
+from ostrya.capacity.chips import CHIPS, SLICES, Chip, Slice
 from ostrya.engine.world import World
 
 _TORCH_RANGE = (2, 11), (2, 15)
@@ -20,21 +21,18 @@ _V4: Mapping[int, str] = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}
 _V5E: Mapping[int, str] = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}
 # Its two cores are two devices.
 _V7: Mapping[int, str] = {2: "1,1,1,2", 4: "1,2,1,2", 8: "2,2,1,2"}
-_TOPOLOGIES: Mapping[str, Mapping[int, str]] = {
-    "0x005e": _V4,
-    "0x0062": _V4,  # v5p
-    "0x0063": _V5E,
-    "0x006f": _V5E,  # v6e
-    "0x0076": _V7,
+_CHIPS: Mapping[str, tuple[str, Mapping[int, str]]] = {
+    "0x005e": ("v4", _V4),
+    "0x0062": ("v5p", _V4),
+    "0x0063": ("v5e", _V5E),
+    "0x006f": ("v6e", _V5E),
+    "0x0076": ("tpu7x", _V7),
 }
-"""By PCI device id: how that many devices of one host lie. Other devices of Google's are no TPUs (its network card)."""
+"""By PCI device id: its generation, and how that many devices of one host lie. Other devices of Google's are no TPUs
+(its network card)."""
 _BASE_PORT = 8070
 _TIER_2_NAME = "ostrya"
 """Of the cache in /dev/shm that the processes of one host share."""
-
-
-_CHIPS: Mapping[str, Chip] = {"0x0062": V5P, "0x0063": V5E, "0x006f": V6E, "0x0076": TPU7X}
-"""By PCI device id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +44,30 @@ class Machine:
     torch_tpu: str | None
     """Its version; None = not installed."""
     has_libtpu: bool
+    generation: str
+    """Of its TPUs, as capacity names them; empty without any."""
     topologies: Mapping[int, str]
     """How its devices may be used together: number -> shape."""
     num_devices: int
-    chip: Chip | None = None
-    """None: not known, and so neither is its memory."""
+
+    @property
+    def chip(self) -> Chip | None:
+        """None: not known, and so neither is its memory."""
+        return CHIPS.get(self.generation)
 
 
 def this_machine(*, sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Machine:
     """Looks at metadata and files; loads nothing."""
     ids = [name for name in map(_tpu_id, sorted((sys / "bus/pci/devices").glob("*"))) if name is not None]
     found = [device_id for device_id, group in ids if (dev / "vfio" / group).exists()]
+    generation, topologies = _CHIPS[found[0]] if found else ("", {})
     return Machine(
         torch=metadata.version("torch"),
         torch_tpu=_version("torch-tpu"),
         has_libtpu=_has_libtpu(),
-        topologies=_TOPOLOGIES[found[0]] if found else {},
+        generation=generation,
+        topologies=topologies,
         num_devices=len(found),
-        chip=_CHIPS.get(found[0]) if found else None,
     )
 
 
@@ -99,6 +103,19 @@ def problem(machine: Machine, world: World, *, hosts: Sequence[str], topology: s
     return None
 
 
+def shape_of(machine: Machine, world: World, topology: str) -> str:
+    """How the slice's devices lie, as torch_tpu has it: in three dimensions, and in a fourth where a chip has several.
+    `topology` as Kubernetes has it; empty = as many devices of this host as the world needs."""
+    if not topology:
+        return machine.topologies[world.size // world.num_hosts]
+    sides = topology.split("x")
+    devices = CHIPS[machine.generation].devices_per_chip if machine.generation in CHIPS else 1
+    sides += ["1"] * (3 - len(sides))
+    if devices > 1 and len(sides) == 3:
+        sides.append(str(devices))
+    return ",".join(sides)
+
+
 def hosts_of(world: World, environ: Mapping[str, str]) -> list[str]:
     """The slice's hosts in order, as GKE and LeaderWorkerSet name them."""
     if world.num_hosts == 1:
@@ -110,7 +127,7 @@ def environment(
     world: World,
     *,
     hosts: Sequence[str],
-    topology: str,
+    shape: str,
     compile_cache: str = "",
     given: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
@@ -121,7 +138,7 @@ def environment(
     first_port = int((given or {}).get("TORCH_TPU_BASE_PORT", _BASE_PORT))
     slice_wide = {
         "TORCH_TPU_SLICEBUILDER_ADDRESSES": ",".join(f"{name}:{first_port + i}" for name in hosts for i in range(here)),
-        "TORCH_TPU_TOPOLOGY": topology.replace("x", ","),
+        "TORCH_TPU_TOPOLOGY": shape,
     }
     ranks = {
         "RANK": str(world.rank),
@@ -144,11 +161,29 @@ def environment(
     }
 
 
+def slice_of(machine: Machine, num_devices: int) -> Slice | None:
+    """What those devices are to capacity; None where it knows no such slice."""
+    return next(
+        (one for one in SLICES if one.chip.name == machine.generation and one.num_devices == num_devices),
+        None,
+    )
+
+
+def cache_problem(directory: str) -> str | None:
+    """Why compiled programs cannot stay there; None when they can. Makes the directory."""
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        return f"compile_cache {directory} cannot be written ({error.strerror}); programs are compiled at every start"
+    return None
+
+
 def _tpu_id(device: Path) -> tuple[str, str] | None:
     """PCI id and IOMMU group of a TPU; None for anything else."""
     try:
         vendor, device_id = ((device / name).read_text().strip() for name in ("vendor", "device"))
-        if vendor != _GOOGLE_VENDOR or device_id not in _TOPOLOGIES:
+        if vendor != _GOOGLE_VENDOR or device_id not in _CHIPS:
             return None
         return device_id, (device / "iommu_group").readlink().name
     except OSError:

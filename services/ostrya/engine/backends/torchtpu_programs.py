@@ -1,9 +1,6 @@
 """What a torchtpu process computes: functions of tensors, of which torch.compile makes a program for each shape. The
 explicit interpreter: a process has one shard, and functional collectives inside the programs bring shards together.
 
-Nothing is written in place: torch_tpu copies an input back that a program wrote to. The keys and values that a step
-returns are the ones to keep.
-
 Shapes: T tokens, R rows, D hidden, v the shard's part of the vocabulary V, n shards, L the largest row bucket, N tokens
 whose logits are asked for, A slots.
 """
@@ -15,13 +12,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from ostrya.engine.backends.static_ops import StaticOps
-from ostrya.engine.backends.step_inputs import as_last_tokens, fed_token_ids, packed_size, static_ops, unpacked
+from ostrya.engine.backends.static_ops import StaticOps, TokenInputs
+from ostrya.engine.backends.step_inputs import Layout, as_last_tokens, fed_token_ids
+from ostrya.engine.backends.torchtpu_attention import Kernel, attention_inputs
 from ostrya.engine.models.decoder import DecoderWeights, forward, logits
-from ostrya.engine.models.spec import Attention, DecoderSpec
+from ostrya.engine.models.spec import DecoderSpec
 from ostrya.engine.plan import Bucket
 
 Kv = tuple[torch.Tensor, ...]
+StepArguments = tuple[torch.Tensor, torch.Tensor, Kv, Bucket]
 
 
 class Shards:
@@ -45,20 +44,6 @@ class Shards:
         return functional.all_to_all_single(x, None, None, _everyone())
 
 
-class FunctionalOps:
-    """StaticOps that leave the keys and values they are given as they are."""
-
-    def __init__(self, ops: StaticOps) -> None:
-        self.add, self.gate, self.routed, self.rotate = ops.add, ops.gate, ops.routed, ops.rotate
-        self._ops = ops
-
-    def attend(
-        self, qkv_TXH: torch.Tensor, mixer: Attention, kv_ACH: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        # In a program the copy and what is written to it become one operator.
-        return self._ops.attend(qkv_TXH, mixer, kv_ACH.clone())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
     """Of one model."""
@@ -70,17 +55,38 @@ class Programs:
     page_size: int
     num_last: int
     """L"""
+    kernel: Kernel | None = None
+    """None: block_attention.py."""
+
+    def layout(self, bucket: Bucket) -> Layout:
+        """Of what a step is sent."""
+        return Layout(bucket, attention_inputs(bucket, page_size=self.page_size, kernel=self.kernel))
 
     def step(
         self, values: torch.Tensor, last_tokens_L: torch.Tensor, kv: Kv, bucket: Bucket
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Kv]:
-        """last_tokens_L with the token of each row's largest logit, logits_Rv, x_TD and the keys and values."""
-        inputs = unpacked(values, bucket)
-        ops = FunctionalOps(static_ops(inputs, page_size=self.page_size))
-        token_ids_T = fed_token_ids(inputs, last_tokens_L)
+        """last_tokens_L with the token of each row's largest logit, logits_Rv, x_TD and the keys and values to keep."""
+        layout = self.layout(bucket)
+        ids_T, source_T, positions_T, slots_T, index_R, page_table, *parts = layout.unpacked(values)
+        page_table_RP = page_table.view(bucket.rows, bucket.pages)
+        tokens = TokenInputs(positions_T=positions_T, slots_T=slots_T.long(), page_table_RP=page_table_RP)
+        ops = StaticOps(
+            positions_T=positions_T,
+            slots_T=tokens.slots_T,
+            row_of_T=positions_T,
+            page_table_RP=page_table_RP,
+            page_size=self.page_size,
+            attention=layout.attention.attention(tokens, parts),
+        )
+        token_ids_T = fed_token_ids(ids_T, source_T, last_tokens_L)
         x_TD, kv = forward(ops, self.spec, self.weights, token_ids_T=token_ids_T, kv=kv)
-        logits_Rv = logits(self.weights, x_TD, inputs.logits_index_R)
+        logits_Rv = logits(self.weights, x_TD, index_R)
         return as_last_tokens(self._largest(logits_Rv), self.num_last), logits_Rv, x_TD, kv
+
+    def step_arguments(self, bucket: Bucket, last_tokens_L: torch.Tensor, kv: Kv) -> StepArguments:
+        """Of a step that only touches page 0, which nobody owns."""
+        values = torch.zeros(sum(self.layout(bucket).sizes), dtype=torch.int32)
+        return values.to(last_tokens_L.device), last_tokens_L, kv, bucket
 
     def whole(self, logits_Rv: torch.Tensor) -> torch.Tensor:
         """logits_RV."""
@@ -99,14 +105,6 @@ class Programs:
         token_R = (index_R + self.shards.rank * self.spec.vocab_size).float()
         values_nR, tokens_nR = self.shards.gather(torch.stack([value_R, token_R])).unbind(1)
         return tokens_nR.gather(0, values_nR.max(0, keepdim=True).indices).squeeze(0).long()
-
-
-def step_arguments(
-    bucket: Bucket, last_tokens_L: torch.Tensor, kv: Kv
-) -> tuple[torch.Tensor, torch.Tensor, Kv, Bucket]:
-    """Of a step that only touches page 0, which nobody owns."""
-    values = torch.zeros(packed_size(bucket), dtype=torch.int32)
-    return values.to(last_tokens_L.device), last_tokens_L, kv, bucket
 
 
 def sizes_of(buckets: Sequence[Bucket]) -> tuple[list[int], list[int]]:

@@ -16,21 +16,23 @@ from typing import TypeVar
 
 import torch
 
-from ostrya.capacity.chips import Chip
+from ostrya.capacity.chips import Chip, Slice
+from ostrya.engine.backends import torchtpu_attention
 from ostrya.engine.backends import torchtpu_bridge as bridge
 from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.exchange import ProcessExchange
 from ostrya.engine.backends.host_sampling import SCORED_AT_ONCE, choose, is_greedy
 from ostrya.engine.backends.static_ops import StaticBuilder, kv_shape
-from ostrya.engine.backends.step_inputs import packed
-from ostrya.engine.backends.torchtpu_programs import Kv, Programs, Shards, sizes_of, step_arguments
+from ostrya.engine.backends.torchtpu_programs import Kv, Programs, Shards, sizes_of
 from ostrya.engine.buckets import Growth, ladder
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.memory import accounted, require_room, scratch_bytes
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
+from ostrya.engine.models.spec import DecoderSpec
 from ostrya.engine.models.weights import read_weights
 from ostrya.engine.plan import I32, Bucket, Scores, StepPlan, fed_forward
+from ostrya.engine.step_model import StepModel
 from ostrya.engine.world import World
 
 T = TypeVar("T")
@@ -39,9 +41,12 @@ _Launched = tuple[torch.Tensor, Scores | None]
 _Fetched = tuple[I32, Scores | None]
 
 
-def load(config: EngineConfig, world: World, *, chip: Chip | None = None) -> tuple["TorchTpuRunner", LoadedModel]:
+def load(
+    config: EngineConfig, world: World, *, where: Slice | None, chip: Chip | None
+) -> tuple["TorchTpuRunner", LoadedModel]:
     """Loads torch_tpu, waits for the other processes, reads the shard's weights. ModelLoadError and ConfigError as
-    backends/cpu.py says. `chip`: whose memory there is, unless the configuration says."""
+    backends/cpu.py says. `where`: all processes' devices, if their limits are known; `chip`: whose memory there is,
+    unless the configuration says."""
     started = time.perf_counter()
     device = ThreadPoolExecutor(1, "device")
     try:
@@ -57,14 +62,20 @@ def load(config: EngineConfig, world: World, *, chip: Chip | None = None) -> tup
         load_bytes=runner.load_bytes,
         memory=runner.memory,
         num_pages=runner.memory.num_pages,
+        limit=None if where is None else limit_of(runner.whole_spec, config, where),
     )
+
+
+def limit_of(spec: DecoderSpec, config: EngineConfig, where: Slice) -> StepModel | None:
+    """How fast the hardware could do a step; None for float32, which capacity does not count."""
+    return StepModel(spec.model_spec(config.model_name), where) if config.dtype == "bfloat16" else None
 
 
 class TorchTpuRunner:
     """A Runner."""
 
-    growth = Growth()
     num_cached_shapes = 0
+    """torch_tpu does not tell the caches of a machine from its own."""
 
     def __init__(
         self, config: EngineConfig, device: ThreadPoolExecutor, world: World, *, chip: Chip | None = None
@@ -72,7 +83,7 @@ class TorchTpuRunner:
         """On the device thread."""
         source = open_source(Path(config.model_path))
         self.context_tokens = config.context_within(source.spec.context_tokens)
-        self.vocab_size = source.spec.vocab_size
+        self.whole_spec, self.vocab_size = source.spec, source.spec.vocab_size
         sharding = Sharding(source.spec, mesh := Mesh.of(world.size, num_groups=config.expert_parallel))
         limit_bytes = config.memory_limit_bytes or (chip.hbm_bytes // chip.devices_per_chip if chip else None)
         require_room(source.spec, config, mesh, limit_bytes=limit_bytes, chip=chip)
@@ -106,6 +117,7 @@ class TorchTpuRunner:
             shards=shards,
             page_size=config.page_size,
             num_last=shapes.rows[-1],
+            kernel=torchtpu_attention.kernel_for(sharding.local, self._on),
         )
         self.load_bytes = source.num_bytes_read
         self.memory = accounted(
@@ -116,12 +128,14 @@ class TorchTpuRunner:
             scratch_bytes=scratch_bytes(sharding.local, config),
             least=lambda num_pages: int(shards.gather(torch.tensor([num_pages]).to(self._on)).min()),
         )
+        # The kernel reads no more pages than a row has.
+        self.growth = Growth() if self._programs.kernel is None else Growth(pages=None)
         num_slots = self.memory.num_pages * config.page_size
         self._kv: Kv = tuple(
-            torch.zeros(kv_shape(sharding.local, i, num_slots=num_slots), dtype=dtype).to(self._on)
+            torch.zeros(kv_shape(sharding.local, i, num_slots=num_slots), dtype=dtype, device=self._on)
             for i in range(len(sharding.local.layers))
         )
-        self._last_tokens_L = torch.zeros(self._programs.num_last, dtype=torch.int32).to(self._on)
+        self._last_tokens_L = torch.zeros(self._programs.num_last, dtype=torch.int32, device=self._on)
         self._run, self._whole, self._logits_at = self._programs.step, self._programs.whole, self._programs.logits_at
         self._device = device
         self._fetching = ThreadPoolExecutor(1, "fetch")
@@ -169,7 +183,7 @@ class TorchTpuRunner:
         logits_Rv = [torch.zeros(num_rows, programs.spec.vocab_size).to(self._on) for num_rows in rows]
         index_N = torch.zeros(SCORED_AT_ONCE, dtype=torch.int32).to(self._on)
         x_TD = [torch.zeros(num_tokens, programs.spec.hidden).to(self._on) for num_tokens in tokens]
-        steps = [step_arguments(bucket, last_tokens_L, self._kv) for bucket in buckets]
+        steps = [programs.step_arguments(bucket, last_tokens_L, self._kv) for bucket in buckets]
         self._run = bridge.compiled(programs.step, steps)
         self._logits_at = bridge.compiled(programs.logits_at, [(x, index_N) for x in x_TD])
         if self._world.size > 1:
@@ -183,7 +197,7 @@ class TorchTpuRunner:
         self._num_builds = bridge.num_builds()
 
     def _step(self, plan: StepPlan, *, is_late: bool) -> _Launched:
-        values = torch.from_numpy(packed(plan)).to(self._on)
+        values = torch.from_numpy(self._programs.layout(plan.bucket).packed(plan)).to(self._on)
         last_tokens_L = self._last_tokens_L
         self._last_tokens_L, logits_Rv, x_TD, self._kv = self._run(values, last_tokens_L, self._kv, plan.bucket)
         scores = None

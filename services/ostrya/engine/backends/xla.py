@@ -30,9 +30,10 @@ from ostrya.engine.backends.host_sampling import SCORED_AT_ONCE, choose, is_gree
 from ostrya.engine.backends.kernels.block_attention import Blocks
 from ostrya.engine.backends.kernels.ragged_attention import RaggedRows
 from ostrya.engine.backends.static_ops import StaticBuilder, kv_shape
+from ostrya.engine.backends.step_inputs import AttentionInputs, Layout
 from ostrya.engine.backends.torchtpu_machine import this_machine
 from ostrya.engine.backends.xla_bridge import Devices, Program
-from ostrya.engine.backends.xla_step import AttentionInputs, Layout, Model, head_of, step_of, whole_vocabulary
+from ostrya.engine.backends.xla_step import Model, head_of, step_of, whole_vocabulary
 from ostrya.engine.buckets import MIN_ROWS, Growth
 from ostrya.engine.config import CPU_PAGES, EngineConfig
 from ostrya.engine.memory import accounted, require_room, scratch_bytes

@@ -1,68 +1,19 @@
-"""What backend xla compiles: one step as a function of a few tensors, and how a plan becomes one of them. Called by
-xla.py; plain torch, so that it runs eagerly too.
+"""What backend xla compiles: one step as a function of a few tensors. Called by xla.py; plain torch, so that it runs
+eagerly too.
 
 Shapes: T tokens (padded), R rows, P pages of a row, L rows of the largest bucket, S shards, V a shard's vocabulary,
 D hidden, A slots, C = 2K, H head dim; the rest in kernels/.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 
-from ostrya.engine.backends.static_ops import StaticAttention, StaticOps, TokenInputs
+from ostrya.engine.backends.static_ops import StaticOps, TokenInputs
+from ostrya.engine.backends.step_inputs import Layout, as_last_tokens, fed_token_ids
 from ostrya.engine.models.decoder import DecoderWeights, forward, logits
 from ostrya.engine.models.spec import DecoderSpec
-from ostrya.engine.plan import I32, Bucket, StepPlan
-
-
-class AttentionInputs(Protocol):
-    """What one kind of attention wants of a plan besides."""
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Of the parts."""
-
-    def packed(self, plan: StepPlan) -> list[I32]: ...
-
-    def attention(self, tokens: TokenInputs, parts: Sequence[torch.Tensor]) -> StaticAttention:
-        """From the parts on the device; can be traced."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Of the one array that is sent in a step, because each small one costs a transfer of its own."""
-
-    bucket: Bucket
-    attention: AttentionInputs
-
-    @property
-    def sizes(self) -> list[int]:
-        tokens, rows, pages = self.bucket.tokens, self.bucket.rows, self.bucket.pages
-        return [tokens, tokens, tokens, tokens, rows, rows * pages, *self.attention.sizes]
-
-    def packed(self, plan: StepPlan) -> I32:
-        """What only the host needs (sampling, scoring) is not in it."""
-        return np.concatenate(
-            [
-                plan.token_ids,
-                plan.token_source,
-                plan.positions,
-                plan.slot_mapping,
-                plan.logits_index,
-                plan.page_table.reshape(-1),
-                *self.attention.packed(plan),
-            ]
-        )
-
-    def unpacked(self, packed: torch.Tensor) -> list[torch.Tensor]:
-        """Slices: torch_xla's index_select dies of a part that `split` has made."""
-        ends = np.cumsum(self.sizes).tolist()
-        return [packed[end - size : end] for size, end in zip(self.sizes, ends, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +48,10 @@ def step_of(model: Model, layout: Layout) -> Callable[..., tuple[torch.Tensor, .
             page_size=model.page_size,
             attention=layout.attention.attention(tokens, parts),
         )
-        token_ids_T = torch.where(source_T < 0, ids_T, last_tokens_L.index_select(0, source_T.clamp(min=0)))
+        token_ids_T = fed_token_ids(ids_T, source_T, last_tokens_L)
         x_TD, _ = forward(ops, model.spec, model.weights, token_ids_T=token_ids_T, kv=kv)
         logits_SRV = logits(model.weights, x_TD, index_R)
-        # Of one size after steps of any bucket, so that no pair of buckets is a shape of its own.
-        tokens_L = F.pad(greedy(logits_SRV), (0, model.num_last - bucket.rows))
+        tokens_L = as_last_tokens(greedy(logits_SRV), model.num_last)
         return model.marked(tokens_L, None), model.marked(logits_SRV, 0), model.marked(x_TD, None)
 
     return step

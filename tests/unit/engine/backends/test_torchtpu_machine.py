@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from ostrya.capacity.chips import CHIPS
-from ostrya.engine.backends.torchtpu_machine import Machine, environment, hosts_of, problem, this_machine
+from ostrya.engine.backends.torchtpu_machine import (
+    Machine,
+    cache_problem,
+    environment,
+    hosts_of,
+    problem,
+    shape_of,
+    slice_of,
+    this_machine,
+)
 from ostrya.engine.world import World
 
 HOST = ["localhost"]
@@ -15,6 +24,7 @@ V6E = Machine(
     torch="2.13.0+cpu",
     torch_tpu="0.2.0",
     has_libtpu=True,
+    generation="v6e",
     topologies={1: "1,1,1", 4: "2,2,1", 8: "2,4,1"},
     num_devices=4,
 )
@@ -82,11 +92,16 @@ def test_devices_are_tpus_that_vfio_gives_away(tmp_path: Path) -> None:
     for group in ("0", "1"):
         (tmp_path / "dev/vfio" / group).touch()
     found = this_machine(sys=tmp_path / "sys", dev=tmp_path / "dev")
-    assert (found.num_devices, found.topologies[4]) == (2, "2,2,1")
-    assert found.chip is CHIPS["v6e"]
+    assert (found.num_devices, found.generation, found.topologies[4]) == (2, "v6e", "2,2,1")
     nothing = this_machine(sys=tmp_path, dev=tmp_path)
     assert (nothing.num_devices, nothing.chip) == (0, None)
+    assert found.chip is CHIPS["v6e"]
     assert found.torch_tpu is None
+
+
+def test_devices_are_a_slice_whose_limits_are_published() -> None:
+    found = [slice_of(V6E, 4), slice_of(replace(V6E, generation="tpu7x"), 8), slice_of(V6E, 3), slice_of(V6E, 0)]
+    assert [one and one.name for one in found] == ["v6e-4", "tpu7x-4", None, None]
 
 
 def test_libtpu_may_be_named_by_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -96,9 +111,24 @@ def test_libtpu_may_be_named_by_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert this_machine(sys=tmp_path, dev=tmp_path).has_libtpu
 
 
+@pytest.mark.parametrize(
+    ("generation", "topology", "shape"),
+    [
+        ("v6e", "2x4", "2,4,1"),
+        ("v5p", "2x2x4", "2,2,4"),
+        ("tpu7x", "2x2x1", "2,2,1,2"),
+        ("tpu7x", "2x2x1x1", "2,2,1,1"),
+        ("v4", "2x2x2", "2,2,2"),
+        ("v6e", "", "2,2,1"),
+    ],
+)
+def test_a_slice_has_the_shape_that_torch_tpu_reads(generation: str, topology: str, shape: str) -> None:
+    assert shape_of(replace(V6E, generation=generation), World(size=4), topology) == shape
+
+
 def test_each_rank_of_one_host_is_told_the_same_slice() -> None:
     found = [
-        environment(World(rank=rank, size=4, rendezvous="127.0.0.1:555"), hosts=HOST, topology="2,2,1")
+        environment(World(rank=rank, size=4, rendezvous="127.0.0.1:555"), hosts=HOST, shape="2,2,1")
         for rank in range(4)
     ]
     assert {one["TORCH_TPU_SLICEBUILDER_ADDRESSES"] for one in found} == {
@@ -118,7 +148,7 @@ def test_ranks_of_several_hosts_count_through() -> None:
     found = environment(
         world,
         hosts=hosts,
-        topology="2x2x2",
+        shape="2,2,2",
         given={"TORCH_TPU_BASE_PORT": "700"},
     )
     assert found["TORCH_TPU_SLICEBUILDER_ADDRESSES"] == "a:700,a:701,a:702,a:703,b:700,b:701,b:702,b:703"
@@ -130,13 +160,22 @@ def test_ranks_of_several_hosts_count_through() -> None:
 
 def test_what_is_set_for_the_slice_stays_and_the_caches_follow_the_settings() -> None:
     given = {"TORCH_TPU_TOPOLOGY": "1,1,1,2", "TORCH_TPU_SLICEBUILDER_ADDRESSES": "h:1", "RANK": "7"}
-    found = environment(World(), hosts=HOST, topology="1,1,1", compile_cache="/cache", given=given)
+    found = environment(World(), hosts=HOST, shape="1,1,1", compile_cache="/cache", given=given)
     assert (found["TORCH_TPU_TOPOLOGY"], found["TORCH_TPU_SLICEBUILDER_ADDRESSES"]) == ("1,1,1,2", "h:1")
     # Whose rank this is, we know ourselves.
     assert found["RANK"] == "0"
     assert found["TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"] == "/cache"
     assert found["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
     assert found["TORCH_TPU_INTERNAL_MATERIALIZE_COLLECTIVE_TENSORS"] == "false"
-    plain = environment(World(), hosts=HOST, topology="1,1,1")
+    plain = environment(World(), hosts=HOST, shape="1,1,1")
     assert "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT" not in plain
     assert "MASTER_ADDR" not in plain
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_is_no_reason_to_stop(tmp_path: Path) -> None:
+    assert cache_problem(str(tmp_path / "new" / "cache")) is None
+    (tmp_path / "file").touch()
+    found = cache_problem(str(tmp_path / "file"))
+    assert (
+        found == f"compile_cache {tmp_path}/file cannot be written (File exists); programs are compiled at every start"
+    )

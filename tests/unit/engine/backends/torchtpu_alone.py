@@ -4,11 +4,14 @@ the assertion that failed."""
 import sys
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
+from ostrya.capacity.chips import find_slice
 from ostrya.engine.backends.base import LoadedModel
+from ostrya.engine.backends.torchtpu_runner import limit_of
 from ostrya.engine.buckets import ladder
 from ostrya.engine.config import AUTO_PAGES, EngineConfig
 from ostrya.engine.plan import Bucket
@@ -36,6 +39,11 @@ def main(path: str) -> None:
     )
     runner, model = load_runner(config)
     auto_takes_what_memory_has_room_for(runner, model)
+    # Published for one v6e, of bfloat16 alone.
+    assert model.limit is None
+    limit = limit_of(runner._runner.whole_spec, msgspec.structs.replace(config, dtype="bfloat16"), find_slice("v6e-1"))
+    assert limit is not None
+    assert limit.limit(make_plan([(ROW, 3)], page_size=PAGE_SIZE, pages_per_row=1)).memory_s > 0
     # Dynamo would keep eight of one function.
     buckets = [Bucket(tokens, 4, pages) for tokens in (4, 8, 16) for pages in (1, 2, 4)]
     assert set(ladder(max_running=4, max_step_tokens=16, page_size=4, context_tokens=64).rows) == {4}
