@@ -46,7 +46,7 @@ class RunningWorker:
         arguments = (
             msgspec.json.encode(settings).decode(),
             msgspec.json.encode(config).decode(),
-            f"tests.fakes.runner:{factory}",
+            factory if ":" in factory else f"tests.fakes.runner:{factory}",
         )
         with log.open("w") as stderr:
             self.process = subprocess.Popen(

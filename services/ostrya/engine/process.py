@@ -293,8 +293,11 @@ def factory_name(config: EngineConfig) -> str:
 
 async def _first_answer(reader: asyncio.StreamReader, process: Process, config: EngineConfig) -> EngineInfo:
     try:
-        while isinstance(answer := await wire.read(reader), wire.Waiting):
-            log.info(answer.words)
+        while isinstance(answer := await wire.read(reader), wire.Waiting | wire.Log):
+            if isinstance(answer, wire.Waiting):
+                log.info(answer.words)
+            else:
+                logging.getLogger(answer.logger).log(answer.level, answer.message, extra={"fields": answer.fields})
     except (EOFError, OSError) as error:
         code = await process.wait()
         likely = _LIKELY_END.get(config.backend, "")
