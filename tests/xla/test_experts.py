@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from tests.xla import child
 from tests.xla.divided_experts import HIDDEN, NUM_DEVICES, NUM_TOKENS
 
 
@@ -27,6 +28,11 @@ def test_own_experts_over_all_tokens_are_one_sum_and_by_all_to_all_there_is_no_o
     padded = -(-NUM_TOKENS // NUM_DEVICES) * NUM_DEVICES
     assert exchanged.pop(f"all-gather {padded},{HIDDEN}") == 1
     assert [name.split()[0] for name in exchanged.elements()] == ["all-to-all"] * 3
+
+
+def test_experts_in_groups_and_sent_for_by_all_to_all_give_the_tokens_of_the_cpu_backend() -> None:
+    found = child.run("experts", 4, num_devices=4, env={"OSTRYA_REFUSE_LATE_SHAPES": "1"})
+    assert found == {"differences": [], "num_late": 0}
 
 
 def _collectives(program: str) -> Counter[str]:

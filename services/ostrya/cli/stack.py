@@ -53,9 +53,17 @@ class StackOptions:
     """Not None: workers have backend roofline, and `model` is not computed."""
     slice: str = ""
     """Of TPUs, on which it is simulated."""
+    backend: str = "cpu"
+    """Of what is not simulated."""
+    tensor_parallel: int = 1
     worker_options: tuple[str, ...] = ()
     """For every worker, after its other ones."""
     max_start_s: float = 180.0
+
+    @property
+    def start_limit_s(self) -> float:
+        """Twenty programs of some seconds each, where workers share the processors."""
+        return self.max_start_s if self.backend != "xla" else max(self.max_start_s, 600.0 * self.num_workers)
 
 
 class Stack:
@@ -110,12 +118,12 @@ class Stack:
     async def wait_serving(self) -> None:
         """Returns when every child serves; StackFailed when one ends first or time is up."""
         try:
-            async with asyncio.timeout(self.options.max_start_s):
+            async with asyncio.timeout(self.options.start_limit_s):
                 await _all([self._until_serving(name) for name in self.names])
         except TimeoutError:
             late = [name for name in self.names if name not in self.serving_s]
             words = "; ".join(self._children[name].obituary() for name in late)
-            raise StackFailed(f"not serving after {self.options.max_start_s:.0f} s: {words}") from None
+            raise StackFailed(f"not serving after {self.options.start_limit_s:.0f} s: {words}") from None
 
     async def supervise(self) -> None:
         """Starts again what ends, until cancelled. StackFailed when a child has ended too often."""
@@ -224,7 +232,8 @@ class Stack:
         model = ["--model", options.model]
         threads = max(1, (os.cpu_count() or 1) // len(self.workers))
         size = ["--num-threads", str(threads), "--num-pages", str(NUM_PAGES)]
-        return model, [*model, *size, "--dtype", options.dtype, "--weights", options.weights]
+        where = ["--backend", options.backend, "--tensor-parallel", str(options.tensor_parallel)]
+        return model, [*model, *size, *where, "--dtype", options.dtype, "--weights", options.weights]
 
     def _ports_of(self, name: str) -> list[str]:
         return ["--port", str(self.ports[name]), "--metrics-port", str(self.metrics_ports[name])]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ostrya.cli.report import FAILED, INTERRUPTED, reported
+from ostrya.engine.backends.xla_versions import installation_problem
 from ostrya.engine.config import Weights, weights_problem
 from ostrya.errors import ConfigError
 
@@ -44,9 +45,13 @@ def up(
         typer.Option(help="At how many bits matrices are kept; auto: as the file has them, where that is faster."),
     ] = "auto",
     backend: Annotated[
-        Literal["cpu", "roofline"],
-        typer.Option(help="roofline: compute nothing, and take the time that the model would take on --slice."),
+        Literal["cpu", "xla", "roofline"],
+        typer.Option(
+            help="xla: torch_xla, on TPU or on XLA's CPU device, where compiling takes minutes. "
+            "roofline: compute nothing, and take the time that the model would take on --slice."
+        ),
     ] = "cpu",
+    tp: Annotated[int, typer.Option(min=1, help="Devices that share each layer of a worker's model.")] = 1,
     slice_: Annotated[
         str, typer.Option("--slice", help="With --backend roofline: the TPUs to simulate, such as tpu7x-16.")
     ] = "",
@@ -73,6 +78,8 @@ def up(
             simulated = _simulated(model, slice_)
         elif slice_:
             raise ConfigError([f"slice is {slice_}; only --backend roofline simulates one"])
+        elif backend == "xla" and (problem := installation_problem()):
+            raise ConfigError([problem])
         else:
             resolve_model(model)
     options = StackOptions(
@@ -83,6 +90,8 @@ def up(
         weights=weights,
         simulated=simulated,
         slice=slice_,
+        backend=backend,
+        tensor_parallel=tp,
         worker_options=tuple(worker_options or ()),
     )
     directory = Path(tempfile.mkdtemp(prefix="ostrya-"))

@@ -19,7 +19,7 @@ from ostrya.errors import ModelLoadError
 from ostrya.gguf_header import part_names
 
 _PACKAGES = ("ostrya", "torch", "torch_xla", "torch_tpu", "libtpu", "jax")
-_OF_ONE_HOST = ("model_path", "num_threads")
+_OF_ONE_HOST = ("model_path", "compile_cache", "num_threads")
 """Settings that each host may have in its own way."""
 _SAMPLE_BYTES = 16 << 10
 _NUM_SAMPLES = 4

@@ -32,11 +32,20 @@ def test_a_configuration_is_valid_though_neither_model_nor_cluster_is_there() ->
 
 
 def test_every_problem_is_told_at_once() -> None:
-    code, said = check("--tensor-parallel", "0", "--model", "gs://bucket/m", "--redis-url", "http://:hunter2@h")
+    code, said = check(
+        *("--tensor-parallel", "3", "--model", "gs://bucket/m", "--redis-url", "http://:hunter2@h"),
+        *("--page-size", "3", "--hosts", "2", "--host-index", "0", "--leader-address", "h"),
+    )
     assert code == 2
-    assert said.count("error: ") == 3
+    assert said.count("error: ") == 4
     assert all(
-        word in said for word in ("tensor_parallel is 0", "fetch it first: ostrya fetch gs://bucket/m", "redis_url")
+        word in said
+        for word in (
+            "page_size is 3",
+            "fetch it first: ostrya fetch gs://bucket/m",
+            "redis_url",
+            "tensor_parallel is 3; it must be a multiple of the number of hosts, 2",
+        )
     )
     assert "hunter2" not in said
 

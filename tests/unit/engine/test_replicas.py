@@ -245,7 +245,7 @@ async def test_hosts_that_do_not_join_are_named() -> None:
     ("changes", "patch", "words"),
     [
         ({"page_size": 8}, "", "differs from host 0 in config, page_size: 8 / 4"),
-        ({"model_path": "/usr", "num_threads": 3}, "", ""),
+        ({"model_path": "/usr", "compile_cache": "/tmp", "num_threads": 3}, "", ""),
         (
             {},
             "from ostrya.engine import handshake; handshake.version = lambda name: '9'",

@@ -42,6 +42,10 @@ class CompileStats(NamedTuple):
 class _Handler(Protocol):
     """torch_xla's SpecialReturnHandler."""
 
+    trace_inputs: Sequence[torch.Tensor]
+    trace_outputs: Sequence[torch.Tensor]
+    deduped_trace_outputs: Sequence[torch.Tensor]
+
     def addDumbReturn(self, inputs: Sequence[torch.Tensor], results: list[torch.Tensor]) -> list[torch.Tensor]: ...
 
 
@@ -209,6 +213,8 @@ class Program:
         self._num_donated = num_donated
         assert len(updated) == num_donated, f"{len(updated)} of {num_donated} donated tensors are written in place"
         self._handler = cast("_Handler", handler)
+        # It keeps what was traced, and with it a pool of keys and values for each program.
+        self._handler.trace_inputs = self._handler.trace_outputs = self._handler.deduped_trace_outputs = ()
         self._bridge = cast("_Bridge", torch_xla._XLAC)
         kept = cast("_Matcher", matcher)
         self._constants: list[torch.Tensor | None] = list(kept.graph_input_xla_values)
