@@ -36,3 +36,8 @@ def together(size: int, work: Callable[[ThreadCollectives], T]) -> list[T]:
     barrier, parts = threading.Barrier(size), list[torch.Tensor | None]([None] * size)
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(lambda rank: work(ThreadCollectives(rank, parts, barrier)), range(size)))
+
+
+def alone(rank: int, size: int) -> ThreadCollectives:
+    """One rank where nothing is exchanged, as while a model is read."""
+    return ThreadCollectives(rank, [None] * size, threading.Barrier(size))

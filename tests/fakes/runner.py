@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ostrya.engine.buckets import Growth
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import Bucket, Processors, Scores, Scoring, StepPlan, fed_forward
+from ostrya.engine.types import Memory
 from ostrya.engine.world import ALONE, World
 from ostrya.errors import ModelLoadError
 
@@ -191,8 +192,10 @@ class FakeModel:
     vocab_size: int = VOCAB_SIZE
     load_s: float = 0.25
     weights: str = "none"
+    load_bytes: int = 0
+    memory: Memory | None = None
     limit: None = None
-    num_pages: None = None
+    num_pages: int | None = None
     is_simulated: bool = False
 
 

@@ -46,7 +46,7 @@ class RunningWorker:
         arguments = (
             msgspec.json.encode(settings).decode(),
             msgspec.json.encode(config).decode(),
-            f"tests.fakes.runner:{factory}",
+            factory if ":" in factory else f"tests.fakes.runner:{factory}",
         )
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
@@ -434,12 +434,12 @@ async def test_a_shape_first_seen_while_serving_is_a_compilation(tmp_path: Path)
         assert await running.metric(compiled, phase="warmup", cache="miss") == 0
 
 
-def test_a_backend_that_does_not_serve_yet_is_one_line(tmp_path: Path) -> None:
+def test_a_backend_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
     words = ["worker", "--worker-id", "w", "--backend", "torchtpu", "--tensor-parallel", "8", "--metrics-port", "0"]
     ended = subprocess.run(
         [sys.executable, "-m", "ostrya.cli.main", *words], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stderr) == (
         1,
-        "error: backend torchtpu does not serve in this version; set --backend cpu, xla\n",
+        "error: torch-tpu is not installed, which backend torchtpu needs; install ostrya[torchtpu]\n",
     )

@@ -19,7 +19,7 @@ from ostrya.engine.backends import cpu, xla, xla_bridge
 from ostrya.engine.backends.kernels.block_attention import Blocks
 from ostrya.engine.backends.kernels.ragged_attention import Ragged
 from ostrya.engine.backends.static_ops import TokenInputs
-from ostrya.engine.config import EngineConfig
+from ostrya.engine.config import AUTO_PAGES, EngineConfig
 from ostrya.engine.plan import Bucket, scratch_plan
 from ostrya.engine.types import TokenScore
 from ostrya.text.source import resolve_model
@@ -121,8 +121,10 @@ def real_model(num_devices: str) -> Json:
 
 def flat(num_devices: str) -> Json:
     """A thousand steps with a pool of 128 MB: where keys and values lie, how many tensors live, how much memory."""
-    config = _config(FAMILIES["qwen3"], num_devices, num_pages=8192, max_running=4)
-    runner, _ = xla.load_runner(config)
+    config = _config(FAMILIES["qwen3"], num_devices, max_running=4)
+    # As many as a limit has room for.
+    limited = msgspec.structs.replace(config, num_pages=AUTO_PAGES, memory_limit_bytes=(128 << 20) // int(num_devices))
+    runner, _ = xla.load_runner(limited)
     plan = scratch_plan(Bucket(4, 4, 64))
     runner.warm_up([plan.bucket])
     seen = []
@@ -137,6 +139,8 @@ def flat(num_devices: str) -> Json:
     pools = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.shape == runner._kv[0].shape]
     return {
         "kv_mb": kv_mb,
+        "counted_mb": int(num_devices) * runner.memory.kv_bytes / 1e6,
+        "free_ratio": runner.memory.free_bytes / runner.memory.limit_bytes,
         "num_copies": len(pools) / len(runner._kv),
         "grown_mb": last[1] - first_mb,
         "more_tensors": last[0] - tensors,

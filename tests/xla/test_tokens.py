@@ -32,6 +32,8 @@ def test_a_thousand_steps_keep_one_pool_in_one_place(num_devices: int) -> None:
     assert isinstance(kv_mb, float)
     assert isinstance(grown_mb, float)
     assert kv_mb > 30
+    assert kv_mb == found["counted_mb"]
+    assert found["free_ratio"] == pytest.approx(0.1, abs=0.001)
     # A step that did not free one copy of one layer would take a thousand times that.
     assert grown_mb < kv_mb / 2
     assert found["more_tensors"] == 0

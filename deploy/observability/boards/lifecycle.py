@@ -79,7 +79,7 @@ START = Row(
             kind="barchart",
             unit="s",
             matrix=("replica", "phase"),
-            width=10,
+            width=8,
         ),
         Panel(
             title="Start-up caches",
@@ -87,14 +87,28 @@ START = Row(
             "the volume does not persist, or the cache's key changes.",
             queries=(Query(f"sum by (phase, result) ({worker('startup_cache_total')})", "{{phase}} {{result}}"),),
             decimals=0,
-            width=8,
+            width=6,
         ),
         Panel(
             title="Reading the weights",
             text="Part of the start that no cache helps. Much longer than before: the volume or the network is slow.",
             queries=(Query(f"max by (replica) ({worker('model_load_seconds')})", "{{replica}}"),),
             unit="s",
-            width=6,
+            width=5,
+        ),
+        Panel(
+            title="Reading speed",
+            text="Bytes of the checkpoint by the time that reading and packing took. Far below the volume's own: the "
+            "host is short of CPU.",
+            queries=(
+                Query(
+                    f"max by (replica) ({worker('load_bytes')}) / "
+                    f"max by (replica) ({worker('model_load_seconds')} > 0)",
+                    "{{replica}}",
+                ),
+            ),
+            unit="Bps",
+            width=5,
         ),
     ),
 )

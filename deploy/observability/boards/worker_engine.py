@@ -289,6 +289,16 @@ CACHE = Row(
             unit="ops",
             width=6,
         ),
+        Panel(
+            title="Memory of a device",
+            text="weights, scratch (what the largest step takes beside them), kv (the pool of pages) and free, for the "
+            "mean replica's first device. free below 0: more pages were asked for than there is memory for; numPages "
+            "auto takes as many as fit.",
+            queries=(Query(f"avg by (part) ({worker('memory_bytes')})", "{{part}}"),),
+            unit="bytes",
+            colors=(("weights", "purple"), ("scratch", "orange"), ("kv", "blue"), ("free", "green"), ("limit", "gray")),
+            width=24,
+        ),
     ),
 )
 

@@ -55,7 +55,8 @@
 {{- $model := $pool.model -}}
 {{- $scaling := $pool.autoscaling -}}
 {{- $scraper := get (dict "gmp" "gmp" "prometheus-adapter" "prometheus-operator") $scaling.hpaMetrics -}}
-{{- $cached := mul (sub (int64 $engine.numPages) 1) (int64 $engine.pageSize) -}}
+{{- $isAuto := eq (toString $engine.numPages) "auto" -}}
+{{- $cached := mul (sub (int64 ($isAuto | ternary 0 $engine.numPages)) 1) (int64 $engine.pageSize) -}}
 {{- $gs := "^(gs://[a-z0-9][-_.a-z0-9]{2,221}/\\S+%s)?$" -}}
 {{- $limit := dig "limits" "memory" "" $pool.resources | default "1E" -}}
 {{- $download := and (ne $pool.fetch "") (eq $model.download.medium "Memory") | ternary $model.download.sizeLimit "0" -}}
@@ -68,7 +69,7 @@
     (printf "%s.engine.maxPrefillChunkTokens is %v, above maxStepTokens %v; a part is at most one step: lower it or raise maxStepTokens" $at $engine.maxPrefillChunkTokens $engine.maxStepTokens))
   (list (ne (eq $engine.weights "f32") (and (ne $engine.weights "auto") (eq $engine.dtype "float32")))
     (printf "%s.engine.weights is %s and dtype %s; int4, int8 and bf16 go with bfloat16, f32 with float32, auto with both" $at $engine.weights $engine.dtype))
-  (list (and $engine.maxContextTokens (gt (int64 $engine.maxContextTokens) $cached))
+  (list (and $engine.maxContextTokens (not $isAuto) (gt (int64 $engine.maxContextTokens) $cached))
     (printf "%s.engine.maxContextTokens is %v, but numPages %v (one is kept) of pageSize %v hold %d tokens; lower it or raise numPages" $at $engine.maxContextTokens $engine.numPages $engine.pageSize $cached))
   (list (ge (addf (include "ostrya.amount" $pool.sharedMemory) (include "ostrya.amount" $download) | float64) (include "ostrya.amount" $limit | float64))
     (printf "%s.resources.limits.memory is %v, but sharedMemory %s%s may fill it alone, because volumes in memory count as the pod's; raise the limit" $at $limit $pool.sharedMemory (eq $download "0" | ternary "" (printf " and model.download.sizeLimit %s" $download))))

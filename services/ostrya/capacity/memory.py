@@ -126,6 +126,16 @@ def layer_state_bytes(spec: ModelSpec, group: Layers, *, num_devices: int, place
     return group.count * group.mixer.num_state_values * copies * spec.state_storage.num_bytes
 
 
+def activation_bytes(spec: ModelSpec) -> float:
+    """What one token of a step keeps on every device."""
+    return spec.hidden * ACTIVATION_BYTES * _LIVE_ACTIVATIONS
+
+
+def logit_bytes(spec: ModelSpec) -> float:
+    """Of one row. The head is split over the vocabulary, so logits exist once; sampling keeps a second copy."""
+    return 2 * spec.vocab_size * _LOGIT_BYTES
+
+
 def fit(
     spec: ModelSpec,
     where: Slice,
@@ -141,9 +151,8 @@ def fit(
     usable = where.hbm_bytes * USABLE_RATIO
     weights, drafter = weight_bytes(spec), drafter_bytes(spec) if num_draft_tokens else 0.0
     rows = num_draft_tokens + 1
-    row = spec.hidden * ACTIVATION_BYTES * _LIVE_ACTIVATIONS * where.num_devices
-    # The head is split over the vocabulary, so logits exist once; sampling keeps a second copy.
-    scratch = rows * (row + 2 * spec.vocab_size * _LOGIT_BYTES)
+    row = activation_bytes(spec) * where.num_devices
+    scratch = rows * (row + logit_bytes(spec))
     # One per row of a round, of which acceptance chooses.
     state = state_bytes(spec, num_devices=where.num_devices, placement=placement) * (1 + num_draft_tokens)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
-from ostrya.capacity.chips import SLICES, Slice, find_slice
+from ostrya.capacity.chips import SLICES, Chip, Slice, find_slice
 from ostrya.capacity.estimate import FACTORS
 from ostrya.capacity.published import Engine
 from ostrya.capacity.queueing import Goal, Term, first
@@ -44,6 +44,11 @@ def remedies(spec: ModelSpec, goal: Goal, load: Load, market: Market, answer: An
         assert close.tpot_s is not None
         told += [tried.hit_ratio(), tried.chunk(), tried.speculation(), tried.objective(close.ttft_s, close.tpot_s)]
     return tuple(one for one in told if one)
+
+
+def smallest_slice(chip: Chip, num_devices: int) -> Slice | None:
+    """Of this chip, with so many devices."""
+    return next((one for one in SLICES if one.chip == chip and one.num_devices >= num_devices), None)
 
 
 def goal_text(goal: Goal) -> str:

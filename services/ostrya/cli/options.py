@@ -5,7 +5,9 @@ A field `max_in_flight` becomes `--max-in-flight` and OSTRYA_MAX_IN_FLIGHT. Its 
 
 import ast
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Annotated, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -14,16 +16,23 @@ import typer
 S = TypeVar("S")
 
 
+_NONE: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+
+
 def takes(
-    *sources: type, without: Collection[str] = (), environment: bool = True
+    *sources: type,
+    without: Collection[str] = (),
+    environment: bool = True,
+    words: Mapping[str, Mapping[str, int]] = _NONE,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command that takes **values one option for every field of `sources`, first come first named."""
+    """Gives a command that takes **values one option for every field of `sources`, first come first named. `words`:
+    of a field that is a number, words that stand for numbers; its help says what it is when absent."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [one for one in inspect.signature(command).parameters.values() if one.kind is not one.VAR_KEYWORD]
         found = {one.name: one for one in own}
         for source in sources:
-            for parameter in _parameters(source, environment):
+            for parameter in _parameters(source, environment, words):
                 if parameter.name not in without:
                     found.setdefault(parameter.name, parameter)
         command.__signature__ = inspect.Signature(list(found.values()))  # type: ignore[attr-defined]
@@ -39,7 +48,7 @@ def build(settings: type[S], values: dict[str, object]) -> S:
     return settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()})
 
 
-def _parameters(settings: type, environment: bool) -> list[inspect.Parameter]:
+def _parameters(settings: type, environment: bool, words: Mapping[str, Mapping[str, int]]) -> list[inspect.Parameter]:
     helps, defaults = _field_docs(settings), _defaults(settings)
     parameters = []
     for name, kind in get_type_hints(settings).items():
@@ -49,7 +58,12 @@ def _parameters(settings: type, environment: bool) -> list[inspect.Parameter]:
         variable = f"OSTRYA_{name.upper()}" if environment else None
         flag = name.replace("_", "-")
         flags = f"--{flag}/--no-{flag}" if default is True else f"--{flag}"
-        option = typer.Option(flags, envvar=variable, help=helps.get(name))
+        if name in words:
+            parser = partial(_number, words=words[name])
+            option = typer.Option(flags, envvar=variable, help=helps.get(name), parser=parser, show_default=False)
+            option.metavar = f"INTEGER|{'|'.join(words[name])}"
+        else:
+            option = typer.Option(flags, envvar=variable, help=helps.get(name))
         parameters.append(
             inspect.Parameter(
                 name,
@@ -59,6 +73,11 @@ def _parameters(settings: type, environment: bool) -> list[inspect.Parameter]:
             )
         )
     return parameters
+
+
+def _number(text: str, words: Mapping[str, int]) -> int:
+    """Also of a default, which is a number already."""
+    return words[text] if text in words else int(text)
 
 
 def _defaults(settings: type) -> dict[str, object]:

@@ -11,7 +11,7 @@ from ostrya.cli.check_config import CheckConfig
 from ostrya.cli.options import build, takes
 from ostrya.cli.report import reported
 from ostrya.cli.termination import ends_on_sigterm
-from ostrya.engine.config import EngineConfig
+from ostrya.engine.config import AUTO_PAGES, EngineConfig
 from ostrya.engine.world import ranks_per_host
 from ostrya.service import logs
 from ostrya.text.source import ModelSource, check_reference, resolve_model
@@ -31,7 +31,12 @@ _UNREAD = {"tokenizer_fingerprint": ""}
 """Known once the model is there."""
 
 
-@takes(WorkerSettings, EngineConfig, without=("model_path", "tokenizer_fingerprint", "eos_token_ids", "vocab_size"))
+@takes(
+    WorkerSettings,
+    EngineConfig,
+    without=("model_path", "tokenizer_fingerprint", "eos_token_ids", "vocab_size"),
+    words={"num_pages": {"auto": AUTO_PAGES}},
+)
 def worker(
     model: Model = "smollm2-135m-instruct",
     model_name: ModelName = "",

@@ -6,6 +6,7 @@ runs. It lives as long as its socket.
 """
 
 import contextlib
+import logging
 import os
 import queue
 import signal
@@ -13,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Never
@@ -22,7 +24,7 @@ import msgspec
 from ostrya.engine import wire
 from ostrya.engine.backends.base import StepHandle
 from ostrya.engine.compiling import Compiled, Compiling
-from ostrya.engine.config import EngineConfig
+from ostrya.engine.config import AUTO_PAGES, EngineConfig
 from ostrya.engine.engine import Engine
 from ostrya.engine.grammar import FIELD, Grammars, Matcher
 from ostrya.engine.replicas import load_replica
@@ -50,6 +52,18 @@ class Parent:
             with contextlib.suppress(OSError):
                 self._sock.send(wire.frame(wire.Fatal(why)), socket.MSG_DONTWAIT)
         os._exit(1)
+
+
+class _Forwarding(logging.Handler):
+    """What this process logs, the parent does."""
+
+    def __init__(self, send: Callable[[wire.ToParent], None]) -> None:
+        super().__init__()
+        self._tell = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields: dict[str, str | float] = getattr(record, "fields", {})
+        self._tell(wire.Log(record.name, record.levelno, record.getMessage(), fields))
 
 
 class _StepDone:
@@ -160,7 +174,8 @@ def main(argv: list[str]) -> int:
     threading.Thread(target=_read, args=reading, name="parent-reader", daemon=True).start()
     parent = Parent(sock)
     try:
-        engine, info = _load(start, parent)
+        with _forwarding(parent.send):
+            engine, info = _load(start, parent)
         loop = EngineLoop(engine, parent, mailbox, grammars.result())
     except OstryaError as error:
         parent.send(wire.Fatal(" ".join(str(error).split())))
@@ -170,6 +185,18 @@ def main(argv: list[str]) -> int:
         loop.run()
     except ConnectionError:
         return 0  # the parent is gone, and the reader thread is about to see it too
+
+
+@contextlib.contextmanager
+def _forwarding(send: Callable[[wire.ToParent], None]) -> Iterator[None]:
+    """While the model is loaded."""
+    handler, ours = _Forwarding(send), logging.getLogger("ostrya")
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
 
 
 def _load(start: wire.Start, parent: Parent) -> tuple[Engine, EngineInfo]:
@@ -191,6 +218,8 @@ def _load(start: wire.Start, parent: Parent) -> tuple[Engine, EngineInfo]:
             f"{config.model_path}: a turn ends with token {beyond[0]}, but the model's ids end at "
             f"{model.vocab_size - 1}; tokenizer and weights are of different models"
         )
+    if config.num_pages == AUTO_PAGES:
+        raise ModelLoadError(f"num_pages is auto; backend {config.backend} cannot say how many fit: set num_pages")
     engine = Engine(
         runner, config, context_tokens=model.context_tokens, eos_token_ids=config.eos_token_ids, limit=model.limit
     )
@@ -210,6 +239,8 @@ def _load(start: wire.Start, parent: Parent) -> tuple[Engine, EngineInfo]:
         load_s=model.load_s,
         weights=model.weights,
         warmup_s=time.monotonic() - started_s,
+        load_bytes=model.load_bytes,
+        memory=model.memory,
         peaks=None if model.limit is None else model.limit.peaks,
         is_simulated=model.is_simulated,
     )

@@ -11,6 +11,10 @@ from ostrya.errors import ConfigError
 
 Weights = Literal["auto", "int4", "int8", "bf16", "f32"]
 _DTYPE_OF = {"int4": "bfloat16", "int8": "bfloat16", "bf16": "bfloat16", "f32": "float32"}
+AUTO_PAGES = 0
+"""As EngineConfig.num_pages."""
+_PAGES_OF_BACKEND = -1
+CPU_PAGES = 4096
 
 
 def weights_problem(weights: Weights, dtype: str) -> str | None:
@@ -51,9 +55,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     no more bits than that, wider ones rounded (the last matrix to 8); bf16, f32: dense."""
     page_size: int = 16
     """Tokens a page."""
-    num_pages: int = 4096
-    """KV pages; page 0 is scratch for padding. With backend roofline as many as the slice has room for, whatever this
-    says."""
+    num_pages: int = _PAGES_OF_BACKEND
+    """KV pages; page 0 is scratch for padding. auto: as many as memory has room for. Absent: 4096 with backend cpu,
+    else auto. With backend roofline as many as the slice has room for, whatever this says."""
+    memory_limit_bytes: int | None = None
+    """Of each device, for weights, KV pages and intermediate results. Absent: what the device has; with backend cpu,
+    what is available on this machine and in its cgroup, shared among the processes of the replica."""
     routing_stride: int = 2
     """Every routing_stride-th page is a resume point that routers see."""
     max_context_tokens: int | None = None
@@ -76,6 +83,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     compile_cache: str = ""
     """A directory where compiled programs stay from one start to the next; empty = none."""
 
+    def __post_init__(self) -> None:
+        if self.num_pages == _PAGES_OF_BACKEND:
+            msgspec.structs.force_setattr(self, "num_pages", CPU_PAGES if self.backend == "cpu" else AUTO_PAGES)
+
     def check(self) -> None:
         """ConfigError with every problem. Looks at no file: whether the model is there shows at the start."""
         problems = []
@@ -96,8 +107,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             problems.append(f"page_size is {self.page_size}; it must be a power of two")
-        if self.num_pages < 2:
+        if self.num_pages != AUTO_PAGES and self.num_pages < 2:
             problems.append(f"num_pages is {self.num_pages}; it must be at least 2")
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
+            problems.append(f"memory_limit_bytes is {self.memory_limit_bytes}; it must be at least 1")
         if self.routing_stride < 1:
             problems.append(f"routing_stride is {self.routing_stride}; it must be at least 1")
         if self.max_running < 1:

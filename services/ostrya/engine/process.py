@@ -285,10 +285,7 @@ class EngineProcess:
 
 
 def factory_name(config: EngineConfig) -> str:
-    """The backend's own; ModelLoadError if this version has none, or if what it needs is not installed."""
-    if config.backend not in RUNNER_FACTORIES:
-        served = ", ".join(RUNNER_FACTORIES)
-        raise ModelLoadError(f"backend {config.backend} does not serve in this version; set --backend {served}")
+    """The backend's own; ModelLoadError if what it needs is not installed."""
     if config.backend == "xla" and (problem := installation_problem()):
         raise ModelLoadError(problem)
     return RUNNER_FACTORIES[config.backend]
@@ -296,8 +293,11 @@ def factory_name(config: EngineConfig) -> str:
 
 async def _first_answer(reader: asyncio.StreamReader, process: Process, config: EngineConfig) -> EngineInfo:
     try:
-        while isinstance(answer := await wire.read(reader), wire.Waiting):
-            log.info(answer.words)
+        while isinstance(answer := await wire.read(reader), wire.Waiting | wire.Log):
+            if isinstance(answer, wire.Waiting):
+                log.info(answer.words)
+            else:
+                logging.getLogger(answer.logger).log(answer.level, answer.message, extra={"fields": answer.fields})
     except (EOFError, OSError) as error:
         code = await process.wait()
         likely = _LIKELY_END.get(config.backend, "")

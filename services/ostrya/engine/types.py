@@ -212,6 +212,27 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of the step that ended; None: not known, or it compiled."""
 
 
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies in the memory of one device; engine/memory.py counts."""
+
+    limit_bytes: int
+    """What there is for weights, scratch and KV pages together; 0 = not known."""
+    weights_bytes: int
+    scratch_bytes: int
+    """Of the largest step's intermediate results; an estimate where the backend cannot measure it."""
+    page_bytes: int
+    num_pages: int
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_pages * self.page_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Negative: more is promised than there is. Of no meaning without a limit."""
+        return self.limit_bytes - self.weights_bytes - self.scratch_bytes - self.kv_bytes
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a started engine can do."""
 
@@ -231,6 +252,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How matrices are kept, and why, for people."""
     warmup_s: float
     """Compiling every bucket."""
+    load_bytes: int = 0
+    """Read from the checkpoint by this process; 0 = not known."""
+    memory: Memory | None = None
+    """Of the device with rank 0; None: the backend does not count it."""
     peaks: Peaks | None = None
     """Against which StepReport.limit is; None: not known."""
     is_simulated: bool = False

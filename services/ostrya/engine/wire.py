@@ -1,7 +1,7 @@
 """What a worker and its engine process say to each other: msgpack frames with a length in front, over one socket pair.
 
-The parent sends Start and Vocabulary, then Submit and Abort; the child sends Waiting until Ready or Fatal, then Report
-and Refused, and Fatal as its last word when it knows why it ends. Closing the socket ends both.
+The parent sends Start and Vocabulary, then Submit and Abort; the child sends Waiting and Log until Ready or Fatal, then
+Report and Refused, and Fatal as its last word when it knows why it ends. Closing the socket ends both.
 """
 
 import socket
@@ -53,6 +53,15 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     info: EngineInfo
 
 
+class Log(msgspec.Struct, frozen=True, tag=True):
+    """A line for the parent's log; only before Ready."""
+
+    logger: str
+    level: int
+    message: str
+    fields: dict[str, str | float]
+
+
 class Fatal(msgspec.Struct, frozen=True, tag=True):
     """The model cannot be served, or not any more; one line. The child exits."""
 
@@ -75,7 +84,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 ToChild = Start | Vocabulary | Submit | Abort
-ToParent = Waiting | Ready | Fatal | Report | Refused
+ToParent = Waiting | Log | Ready | Fatal | Report | Refused
 
 HEARTBEAT_S = 0.2
 

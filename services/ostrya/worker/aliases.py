@@ -6,7 +6,7 @@ cache_config_info. Histograms keep our buckets. Registered with `--metric-aliase
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -33,9 +33,9 @@ _REASONS = {"stop": "stop", "length": "length", "cancelled": "abort"}
 
 
 class VllmAliases(Collector):
-    """`num_pages` is how many a request can have."""
+    """`num_pages` says how many a request can have."""
 
-    def __init__(self, families: Families, *, page_size: int, num_pages: int) -> None:
+    def __init__(self, families: Families, *, page_size: int, num_pages: Callable[[], int]) -> None:
         self._families, self._page_size, self._num_pages = families, page_size, num_pages
 
     def describe(self) -> Iterator[Metric]:
@@ -51,7 +51,7 @@ class VllmAliases(Collector):
         info = GaugeMetricFamily(
             "vllm:cache_config_info", "KV pages and their size.", labels=["model_name", "block_size", "num_gpu_blocks"]
         )
-        info.add_metric([self._families.model, str(self._page_size), str(self._num_pages)], 1)
+        info.add_metric([self._families.model, str(self._page_size), str(self._num_pages())], 1)
         yield info
 
     def _renamed(self, ours: str, theirs: str) -> Metric:

@@ -17,6 +17,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from ostrya.api.v1 import worker_pb2, worker_pb2_grpc
+from ostrya.engine import memory
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.process import EngineProcess
 from ostrya.engine.types import EngineInfo
@@ -93,9 +94,10 @@ async def serve(
                 return 0
             worker = _Worker(settings, config, starting.result(), metrics, restart=start)
             if settings.metric_aliases:
-                # Page 0 is scratch.
-                num_pages = starting.result().info.num_pages - 1
-                registry.register(VllmAliases(metrics.families, page_size=config.page_size, num_pages=num_pages))
+                aliases = VllmAliases(
+                    metrics.families, page_size=config.page_size, num_pages=lambda: worker.num_usable_pages
+                )
+                registry.register(aliases)
             return await worker.run(stop, metrics_port=metrics_port)
     except (ModelLoadError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -141,11 +143,16 @@ class _Worker:
         )
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, self._server.server)
         metrics.started(engine.info, pid=engine.pid)
-        log.info("the model is loaded", extra={"fields": _loaded(engine.info)})
+        _tell_of(engine.info)
         metrics.report_age.set_function(lambda: self._engine.report_age_s)
         self._engine.listen(metrics.report)
         self._remarks = Remarks()
         self._engine.listen(lambda report: self._remarks.report(report))
+
+    @property
+    def num_usable_pages(self) -> int:
+        """KV pages that requests can have: page 0 is scratch."""
+        return self._engine.info.num_pages - 1
 
     async def run(self, stop: asyncio.Event, *, metrics_port: int) -> int:
         """Serves until `stop`, or until the engine keeps ending or the worker is fenced; then drains. The exit code.
@@ -229,6 +236,7 @@ class _Worker:
     async def _engine_back(self, info: EngineInfo) -> None:
         self._remarks = Remarks()
         self._metrics.started(info, pid=self._engine.pid)
+        _tell_of(info)
         await self._servicer.hear_pulse(is_alive=True)
 
     def _member(self, address: str) -> Member:
@@ -245,6 +253,16 @@ class _Worker:
             vocab_size=info.vocab_size,
             schema=keys.SCHEMA,
         )
+
+
+def _tell_of(info: EngineInfo) -> None:
+    """How the engine keeps its weights, and what lies in its memory."""
+    log.info("the model is loaded", extra={"fields": _loaded(info)})
+    if info.memory is None:
+        return
+    level = logging.WARNING if info.memory.limit_bytes and info.memory.free_bytes < 0 else logging.INFO
+    fields = memory.rows(info.memory) | {"num_pages": info.num_pages}
+    log.log(level, "memory of a device", extra={"fields": fields})
 
 
 def _loaded(info: EngineInfo) -> dict[str, object]:

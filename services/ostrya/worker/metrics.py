@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from ostrya.engine.types import EngineInfo, Load, Peaks, SequenceOutput, StepKind, StepLimit, StepReport
+from ostrya.engine.types import EngineInfo, Load, Memory, Peaks, SequenceOutput, StepKind, StepLimit, StepReport
 from ostrya.fetch.report import PHASES, StartReport
 from ostrya.state.connection import Refusal
 from ostrya.worker import lasting
@@ -22,6 +22,7 @@ State = Literal["starting", "ready", "cordoned", "draining", "restarting", "dead
 
 CAUSES: tuple[Cause, ...] = ("client", "deadline", "drain", "engine")
 STATES: tuple[State, ...] = ("starting", "ready", "cordoned", "draining", "restarting", "dead")
+MEMORY = ("weights", "scratch", "kv", "free", "limit")
 PARTS = ("publisher",)
 """What runs beside the requests and the engine."""
 
@@ -119,6 +120,10 @@ class WorkerMetrics:
         self.cancelled = make.counters("cancelled_requests", "Requests that ended early.", "cause", CAUSES)
         self.undecodable = make.counter("undecodable_requests", "Calls whose bytes are not their method's message.")
         self.load_s = make.gauge("model_load_seconds", "Time to read the weights.")
+        self.load_bytes = make.gauge("load_bytes", "Read from the checkpoint by the engine process; 0 = not known.")
+        self.memory = make.gauges(
+            "memory_bytes", "Memory of a device by what lies in it, and what there is; 0 = not known.", "part", MEMORY
+        )
         self.phases = make.gauges(
             "startup_phase_seconds", "Time of each phase of the start.", "phase", (*PHASES, "load", "warmup")
         )
@@ -164,6 +169,8 @@ class WorkerMetrics:
         """What the engine said of itself, and which process it is."""
         self.usage.pid = pid
         self.load_s.set(info.load_s)
+        self.load_bytes.set(info.load_bytes)
+        self._memory(info.memory)
         self.phases["load"].set(info.load_s)
         self.phases["warmup"].set(info.warmup_s)
         self.simulated.set(info.is_simulated)
@@ -171,6 +178,16 @@ class WorkerMetrics:
         self.peak_bytes.set(peaks.bytes_per_s)
         self.peak_flops.set(peaks.flops_per_s)
         self._info.labels(self._model, info.backend, info.dtype, str(info.page_size)).set(1)
+
+    def _memory(self, memory: Memory | None) -> None:
+        if memory is None:
+            return
+        self.memory["weights"].set(memory.weights_bytes)
+        self.memory["scratch"].set(memory.scratch_bytes)
+        self.memory["kv"].set(memory.kv_bytes)
+        if memory.limit_bytes:
+            self.memory["limit"].set(memory.limit_bytes)
+            self.memory["free"].set(memory.free_bytes)
 
     def engine_lost(self, cause: lasting.Cause) -> None:
         """The process is gone and what it was busy with too; the next one counts from 0."""

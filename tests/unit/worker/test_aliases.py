@@ -17,7 +17,7 @@ class Worker:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=True)
         self.metrics = WorkerMetrics(self.registry, model="m")
-        self.registry.register(VllmAliases(self.metrics.families, page_size=16, num_pages=99))
+        self.registry.register(VllmAliases(self.metrics.families, page_size=16, num_pages=lambda: 99))
 
     def work(self) -> None:
         load = Load(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ostrya.engine.buckets import Growth
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import Bucket, Scores, StepPlan
-from ostrya.engine.types import Peaks, StepLimit
+from ostrya.engine.types import Memory, Peaks, StepLimit
 from ostrya.engine.world import World
 
 
@@ -35,6 +35,10 @@ class LoadedModel:
     load_s: float
     weights: str
     """How its matrices are kept, and why, for people."""
+    load_bytes: int = 0
+    """Read from the checkpoint by this process; 0 = not known."""
+    memory: Memory | None = None
+    """None: not counted."""
     limit: Limit | None = None
     """None: not known."""
     num_pages: int | None = None

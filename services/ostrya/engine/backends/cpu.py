@@ -25,10 +25,12 @@ from ostrya.engine.backends.collectives import Gloo
 from ostrya.engine.backends.cpu_limit import CpuLimit
 from ostrya.engine.backends.cpu_ops import CpuOps, MixerTables
 from ostrya.engine.backends.cpu_weights import CpuBuilder
+from ostrya.engine.backends.host_memory import available_bytes
 from ostrya.engine.backends.host_sampling import choose
 from ostrya.engine.backends.kernels.divided_sampling import gathered, sample_divided
 from ostrya.engine.buckets import Growth
 from ostrya.engine.config import EngineConfig
+from ostrya.engine.memory import accounted, require_room, scratch_bytes
 from ostrya.engine.models.decoder import forward, logits
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
@@ -60,7 +62,8 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
     try:
         runner = device.submit(_inference, lambda: CpuRunner(config, device, world)).result()
         load_s = time.perf_counter() - started
-        # Before the trim, which gives back what the measurement takes.
+        # Both take memory and leave it: first what loading left goes, or the peak is the sum.
+        _glibc("malloc_trim", 0)
         limit = device.submit(_inference, runner.measure_limit).result()
         _glibc("malloc_trim", 0)
     except BaseException:
@@ -71,6 +74,9 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner"
         vocab_size=runner.vocab_size,
         load_s=load_s,
         weights=runner.weights,
+        load_bytes=runner.load_bytes,
+        memory=runner.memory,
+        num_pages=runner.memory.num_pages,
         limit=limit,
     )
 
@@ -88,6 +94,8 @@ class CpuRunner:
         self.vocab_size = source.spec.vocab_size
         sharding = Sharding(source.spec, mesh := Mesh.of(world.size, num_groups=config.expert_parallel))
         self.spec = sharding.local
+        limit_bytes = _memory_limit_bytes(config, world)
+        require_room(source.spec, config, mesh, limit_bytes=limit_bytes)
         self._whole_spec, self._num_processes = source.spec, world.size
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         self._page_size = config.page_size
@@ -100,11 +108,20 @@ class CpuRunner:
             exchange_tokens=config.expert_exchange_tokens,
         )
         self._weights = read_weights(source, builder, sharding)
+        self.load_bytes = source.num_bytes_read
         self._kept = builder.choose(config.max_running)
         self._tables = MixerTables(self.spec, num_positions=self.context_tokens)
+        self.memory = accounted(
+            self.spec,
+            config,
+            limit_bytes=limit_bytes,
+            weights_bytes=builder.num_bytes,
+            scratch_bytes=scratch_bytes(self.spec, config) + sum(table.nbytes for table in self._tables.rotary),
+            least=self._least,
+        )
         sizes = [layer.mixer.sizes for layer in self.spec.layers]
         self._kv_pages = [
-            _lazy_zeros((config.num_pages, config.page_size, 2 * size.num_kv_heads, size.head_dim), self._dtype)
+            _lazy_zeros((self.memory.num_pages, config.page_size, 2 * size.num_kv_heads, size.head_dim), self._dtype)
             for size in sizes
         ]
         self._device = device
@@ -171,6 +188,12 @@ class CpuRunner:
             return sample_divided(logits_RV, plan, self._collectives).int().numpy(), None
         return choose(plan, self._whole(logits_RV), lambda index_N: self._whole(logits(self._weights, x_TD, index_N)))
 
+    def _least(self, num_pages: int) -> int:
+        """Of all processes."""
+        if self._collectives is None:
+            return num_pages
+        return int(self._collectives.gather(torch.tensor([num_pages])).min())
+
     def _whole(self, logits_RV: torch.Tensor) -> torch.Tensor:
         """Of the whole vocabulary."""
         return logits_RV if self._collectives is None else gathered(logits_RV, self._collectives)
@@ -207,3 +230,11 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros that take memory only where they are written: numpy asks the operating system for them, torch.zeros fills
     them itself."""
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def _memory_limit_bytes(config: EngineConfig, world: World) -> int | None:
+    """Of one process, before it has loaded anything. It shares with those of its host."""
+    if config.memory_limit_bytes is not None:
+        return config.memory_limit_bytes
+    available = available_bytes()
+    return None if available is None else available * world.num_hosts // world.size

@@ -46,6 +46,7 @@ class _Both:
     bits: Bits
     num_inputs: int
     dense_bytes: int
+    quantized_bytes: int
     max_rows: int = 0
     """Up to which the quantized copy is taken."""
 
@@ -126,6 +127,8 @@ class CpuBuilder:
         """Without collectives, of a model that is whole here. Steps of `exchange_tokens` and more are sent to their
         experts (exchange.py)."""
         self.dtype = dtype
+        self.num_bytes = 0
+        """Of the weights kept so far."""
         self._mesh, self._exchange_tokens = mesh or Mesh(), exchange_tokens
         self._experts: list[GroupedExperts] = []
         self.shard = 0 if collectives is None else collectives.rank
@@ -150,10 +153,16 @@ class CpuBuilder:
 
     def embedding(self, table: Matrix, scale: float) -> Embedding:
         quantized = table.quantized() if self._head.max_bits else None
-        rows = look_up(table.dense(), scale) if quantized is None else _look_up_quantized(quantized, scale)
+        if quantized is None:
+            table_VD = table.dense()
+            rows, num_bytes = look_up(table_VD, scale), table_VD.nbytes
+        else:
+            rows, num_bytes = _look_up_quantized(quantized, scale), quantized.nbytes
+        self.num_bytes += num_bytes
         return rows if self._collectives is None else _of_all_shards(rows, table.shape[0], self._collectives)
 
     def router(self, weight_ED: torch.Tensor) -> Linear:
+        self.num_bytes += weight_ED.nbytes
         product = make_linear(weight_ED)
         # Fewer rows take another kernel, whose last bits could choose other experts.
         return lambda x_TD: product(F.pad(x_TD, (0, 0, 0, max(0, MIN_ROWS - len(x_TD)))))[: len(x_TD)]
@@ -179,6 +188,7 @@ class CpuBuilder:
         return mix
 
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:
+        self.num_bytes += weight.nbytes
         return RmsNorm(weight, eps)
 
     def choose(self, max_rows: int) -> Kept:
@@ -197,11 +207,14 @@ class CpuBuilder:
 
     def _kept(self, part: _Part, matrix: Matrix, bias_O: torch.Tensor | None) -> Linear:
         quantized, was_rounded = self._quantized(part, matrix)
+        quantized_bytes = 0 if quantized is None else round(quantized.q_OI.numel() * packed_bits(quantized.bits) / 8)
+        self.num_bytes += quantized_bytes
         if quantized is not None and part.max_bits is not None:
             part.kinds[f"{quantized.bits} bits{' (rounded)' if was_rounded else ''}"] += 1
             part.count(matrix.shape, packed_bits(quantized.bits), packed_bits(quantized.bits))
             return make_quantized_linear(quantized, bias_O)
         weight_OI = matrix.dense()
+        self.num_bytes += weight_OI.nbytes
         dense_bits = 8 * weight_OI.itemsize
         part.count(matrix.shape, dense_bits if quantized is None else packed_bits(quantized.bits), dense_bits)
         if quantized is None:
@@ -213,6 +226,7 @@ class CpuBuilder:
             bits=quantized.bits,
             num_inputs=matrix.shape[1],
             dense_bytes=weight_OI.nbytes,
+            quantized_bytes=quantized_bytes,
         )
         part.both.append(both)
         return both
@@ -245,6 +259,7 @@ class CpuBuilder:
             both.max_rows = limit
             if not limit:
                 both.quantized = both.dense
+                self.num_bytes -= both.quantized_bytes
         bits = f"{' and '.join(sorted({str(both.bits) for both in part.both}))} bits"
         kinds.append(f"{bits} up to {limit} rows, {self._dense_name} beyond" if limit else self._dense_name)
         return (0 if part.kinds else limit), f"{', '.join(kinds)} ({bits}: {', '.join(measured)} times as fast)"

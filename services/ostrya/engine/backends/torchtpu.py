@@ -50,4 +50,4 @@ def load_runner(
     os.environ.update(environment(world, hosts=hosts, shape=shape, compile_cache=compile_cache, given=os.environ))
     from ostrya.engine.backends.torchtpu_runner import load
 
-    return load(config, world, where=slice_of(machine, world.size))
+    return load(config, world, where=slice_of(machine, world.size), chip=machine.chip)

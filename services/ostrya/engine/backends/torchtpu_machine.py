@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
-from ostrya.capacity.chips import CHIPS, SLICES, Slice
+from ostrya.capacity.chips import CHIPS, SLICES, Chip, Slice
 from ostrya.engine.world import World
 
 _TORCH_RANGE = (2, 11), (2, 15)
@@ -49,6 +49,11 @@ class Machine:
     topologies: Mapping[int, str]
     """How its devices may be used together: number -> shape."""
     num_devices: int
+
+    @property
+    def chip(self) -> Chip | None:
+        """None: not known, and so neither is its memory."""
+        return CHIPS.get(self.generation)
 
 
 def this_machine(*, sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Machine:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from ostrya.capacity.chips import Slice
+from ostrya.capacity.chips import Chip, Slice
 from ostrya.engine.backends import torchtpu_attention
 from ostrya.engine.backends import torchtpu_bridge as bridge
 from ostrya.engine.backends.base import LoadedModel
@@ -26,6 +26,7 @@ from ostrya.engine.backends.static_ops import StaticBuilder, kv_shape
 from ostrya.engine.backends.torchtpu_programs import Kv, Programs, Shards, sizes_of
 from ostrya.engine.buckets import Growth, ladder
 from ostrya.engine.config import EngineConfig
+from ostrya.engine.memory import accounted, require_room, scratch_bytes
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.spec import DecoderSpec
@@ -40,13 +41,16 @@ _Launched = tuple[torch.Tensor, Scores | None]
 _Fetched = tuple[I32, Scores | None]
 
 
-def load(config: EngineConfig, world: World, *, where: Slice | None) -> tuple["TorchTpuRunner", LoadedModel]:
+def load(
+    config: EngineConfig, world: World, *, where: Slice | None, chip: Chip | None
+) -> tuple["TorchTpuRunner", LoadedModel]:
     """Loads torch_tpu, waits for the other processes, reads the shard's weights. ModelLoadError and ConfigError as
-    backends/cpu.py says. `where`: all processes' devices, if their limits are known."""
+    backends/cpu.py says. `where`: all processes' devices, if their limits are known; `chip`: whose memory there is,
+    unless the configuration says."""
     started = time.perf_counter()
     device = ThreadPoolExecutor(1, "device")
     try:
-        runner = device.submit(_no_grad, lambda: TorchTpuRunner(config, device, world)).result()
+        runner = device.submit(_no_grad, lambda: TorchTpuRunner(config, device, world, chip=chip)).result()
     except BaseException:
         device.shutdown()
         raise
@@ -55,6 +59,9 @@ def load(config: EngineConfig, world: World, *, where: Slice | None) -> tuple["T
         vocab_size=runner.vocab_size,
         load_s=time.perf_counter() - started,
         weights=f"dense {config.dtype}, a shard of {world.size}" if world.size > 1 else f"dense {config.dtype}",
+        load_bytes=runner.load_bytes,
+        memory=runner.memory,
+        num_pages=runner.memory.num_pages,
         limit=None if where is None else limit_of(runner.whole_spec, config, where),
     )
 
@@ -70,12 +77,16 @@ class TorchTpuRunner:
     num_cached_shapes = 0
     """torch_tpu does not tell the caches of a machine from its own."""
 
-    def __init__(self, config: EngineConfig, device: ThreadPoolExecutor, world: World) -> None:
+    def __init__(
+        self, config: EngineConfig, device: ThreadPoolExecutor, world: World, *, chip: Chip | None = None
+    ) -> None:
         """On the device thread."""
         source = open_source(Path(config.model_path))
         self.context_tokens = config.context_within(source.spec.context_tokens)
         self.whole_spec, self.vocab_size = source.spec, source.spec.vocab_size
         sharding = Sharding(source.spec, mesh := Mesh.of(world.size, num_groups=config.expert_parallel))
+        limit_bytes = config.memory_limit_bytes or (chip.hbm_bytes // chip.devices_per_chip if chip else None)
+        require_room(source.spec, config, mesh, limit_bytes=limit_bytes, chip=chip)
         # Nothing above needs a device: what cannot work is said before one is taken.
         self._on = bridge.load()
         self._world = world
@@ -83,11 +94,12 @@ class TorchTpuRunner:
             bridge.join(world)
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         shards = Shards(rank=world.rank, size=world.size)
+        self._weights_bytes = 0
         builder = StaticBuilder(
             shard=world.rank,
             first_token=torch.tensor(world.rank * sharding.local.vocab_size),
             dtype=dtype,
-            placed=lambda tensor: tensor.to(self._on),
+            placed=self._placed,
             add_up=shards.add_up,
             expert_group=torch.tensor(world.rank // mesh.tensor),
             exchange=ProcessExchange(shards),
@@ -107,9 +119,18 @@ class TorchTpuRunner:
             num_last=shapes.rows[-1],
             kernel=torchtpu_attention.kernel_for(sharding.local, self._on),
         )
+        self.load_bytes = source.num_bytes_read
+        self.memory = accounted(
+            sharding.local,
+            config,
+            limit_bytes=limit_bytes,
+            weights_bytes=self._weights_bytes,
+            scratch_bytes=scratch_bytes(sharding.local, config),
+            least=lambda num_pages: int(shards.gather(torch.tensor([num_pages]).to(self._on)).min()),
+        )
         # The kernel reads no more pages than a row has.
         self.growth = Growth() if self._programs.kernel is None else Growth(pages=None)
-        num_slots = config.num_pages * config.page_size
+        num_slots = self.memory.num_pages * config.page_size
         self._kv: Kv = tuple(
             torch.zeros(kv_shape(sharding.local, i, num_slots=num_slots), dtype=dtype, device=self._on)
             for i in range(len(sharding.local.layers))
@@ -151,6 +172,10 @@ class TorchTpuRunner:
         self._kv = ()
         if self._world.size > 1:
             bridge.leave()
+
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._weights_bytes += tensor.nbytes
+        return tensor.to(self._on)
 
     def _warm_up(self, buckets: Sequence[Bucket]) -> None:
         programs, last_tokens_L = self._programs, self._last_tokens_L

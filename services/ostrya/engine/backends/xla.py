@@ -21,22 +21,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ostrya.capacity.chips import Chip
 from ostrya.engine.backends import xla_bridge, xla_cache, xla_versions
 from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.exchange import StackedExchange
+from ostrya.engine.backends.host_memory import available_bytes
 from ostrya.engine.backends.host_sampling import SCORED_AT_ONCE, choose, is_greedy
 from ostrya.engine.backends.kernels.block_attention import Blocks
 from ostrya.engine.backends.kernels.ragged_attention import RaggedRows
 from ostrya.engine.backends.static_ops import StaticBuilder, kv_shape
 from ostrya.engine.backends.step_inputs import AttentionInputs, Layout
+from ostrya.engine.backends.torchtpu_machine import this_machine
 from ostrya.engine.backends.xla_bridge import Devices, Program
 from ostrya.engine.backends.xla_step import Model, head_of, step_of, whole_vocabulary
 from ostrya.engine.buckets import MIN_ROWS, Growth
-from ostrya.engine.config import EngineConfig
+from ostrya.engine.config import CPU_PAGES, EngineConfig
+from ostrya.engine.memory import accounted, require_room, scratch_bytes
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.weights import read_weights
 from ostrya.engine.plan import Bucket, Scores, StepPlan, fed_forward, scratch_plan
+from ostrya.engine.types import Memory
 from ostrya.engine.world import ALONE, World
 from ostrya.errors import ConfigError, ModelLoadError
 
@@ -79,6 +84,9 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["XlaRunner"
         vocab_size=runner.vocab_size,
         load_s=time.perf_counter() - started,
         weights=runner.weights,
+        load_bytes=runner.load_bytes,
+        memory=runner.memory,
+        num_pages=runner.memory.num_pages,
     )
 
 
@@ -106,12 +114,15 @@ def _loaded(config: EngineConfig, device_thread: ThreadPoolExecutor) -> "XlaRunn
         log.warning(cache.problem)
     xla_bridge.open_cache("" if cache.path is None else str(cache.path))
     local = sharding.local
+    limit_bytes, chip = _memory_limit(config, devices)
+    require_room(source.spec, config, mesh, limit_bytes=limit_bytes, chip=chip)
+    placed = _Placed(devices)
     shards_S1 = torch.arange(mesh.num_shards, dtype=torch.int32)[:, None]
     builder = StaticBuilder(
         shard=None,
         first_token=shards_S1 * local.vocab_size,
         dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype],
-        placed=lambda tensor: devices.put(tensor, divided=0 if tensor.dim() > 2 else None),
+        placed=placed,
         add_up=partial(torch.sum, dim=0),
         expert_group=shards_S1 // mesh.tensor,
         exchange=StackedExchange(mesh.num_shards, divided=lambda tensor: devices.marked(tensor, 0)),
@@ -125,7 +136,48 @@ def _loaded(config: EngineConfig, device_thread: ThreadPoolExecutor) -> "XlaRunn
         num_last=max(MIN_ROWS, 1 << (config.max_running - 1).bit_length()),
     )
     devices.wait()
-    return XlaRunner(config, model, devices, device_thread, context_tokens=context_tokens)
+    memory = accounted(
+        local,
+        config,
+        limit_bytes=limit_bytes,
+        weights_bytes=placed.device_bytes,
+        scratch_bytes=scratch_bytes(local, config),
+        # A CPU's memory is others' too, and the pool takes all of its own at once.
+        least=lambda num_pages: num_pages if chip or config.memory_limit_bytes else min(num_pages, CPU_PAGES),
+    )
+    return XlaRunner(
+        config,
+        model,
+        devices,
+        device_thread,
+        context_tokens=context_tokens,
+        memory=memory,
+        load_bytes=source.num_bytes_read,
+    )
+
+
+def _memory_limit(config: EngineConfig, devices: Devices) -> tuple[int | None, Chip | None]:
+    """Of one device, and what it is. The runtime does not say under SPMD, so a TPU's comes from the table of chips."""
+    chip = this_machine().chip if devices.is_tpu else None
+    if config.memory_limit_bytes is not None:
+        return config.memory_limit_bytes, chip
+    if devices.is_tpu:
+        return (chip.hbm_bytes // chip.devices_per_chip if chip else None), chip
+    available = available_bytes()
+    return (None if available is None else available // devices.count), None
+
+
+class _Placed:
+    """Puts tensors on the devices, and counts what one of them has."""
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        self.device_bytes = 0
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        is_divided = tensor.dim() > 2
+        self.device_bytes += tensor.nbytes // (self._devices.count if is_divided else 1)
+        return self._devices.put(tensor, divided=0 if is_divided else None)
 
 
 class XlaRunner:
@@ -139,8 +191,11 @@ class XlaRunner:
         device_thread: ThreadPoolExecutor,
         *,
         context_tokens: int,
+        memory: Memory,
+        load_bytes: int,
     ) -> None:
         """On the device thread."""
+        self.memory, self.load_bytes = memory, load_bytes
         self.context_tokens = context_tokens
         self.vocab_size = model.spec.vocab_size * devices.count
         self.growth = _KERNEL_GROWTH if devices.has_ragged_kernel else _BLOCKS_GROWTH
@@ -148,7 +203,7 @@ class XlaRunner:
         self.weights = f"{config.dtype}, dense, on {devices.kind}{shared}"
         self._model, self._devices = model, devices
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-        self._num_slots = config.num_pages * config.page_size
+        self._num_slots = memory.num_pages * config.page_size
         self._device, self._results = device_thread, ThreadPoolExecutor(1, "results")
         self._programs: dict[Bucket, tuple[Layout, Program]] = {}
         self._head: Program | None = None

@@ -1,6 +1,7 @@
 """The tensors of a GGUF file, whole or split: where each lies, and its values dequantized. Knows nothing of models."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,8 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from ostrya.engine.models.reading import BLOCK_BYTES, Block, Bytes, Place, Reader, blocks, span
+from ostrya.engine.models.sharding import Part
 from ostrya.errors import ModelLoadError
 from ostrya.gguf_header import TensorEntry, read_parts
 
@@ -40,67 +43,80 @@ class TensorInfo:
     start: int
     num_bytes: int
 
+    @property
+    def quantum(self) -> tuple[int, int]:
+        """What is packed together: so many neighbours in a row, in so many bytes."""
+        elements, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.type_name]]
+        return elements, num_bytes
+
+    @property
+    def is_packed(self) -> bool:
+        """Held as integers of 4 or 8 bits with a scale for 32 of them."""
+        return self.type_name in _BLOCKS
+
 
 _F32 = npt.NDArray[np.float32]
-_Blocks = tuple[Literal[4, 8], npt.NDArray[np.int8], _F32, _F32]
+_Packed = tuple[Literal[4, 8], npt.NDArray[np.int8], _F32, _F32]
 
 
 class GgufFile:
-    """An open GGUF file, or all parts of a split one: `metadata`, `tensors` by name, `rows` to read values.
+    """An open GGUF file, or all parts of a split one: `metadata`, `tensors` by name, `reader` and `blocks` to read rows
+    of them, `values` and `packed` of what was read.
 
     ModelLoadError if it is not whole.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.reader = Reader()
         headers = read_parts(path)
         # The other parts say nothing of the model.
         self.metadata = next(iter(headers.values())).metadata
-        # Copy-on-write, because torch warns of arrays it may not write; a plain view, because memmap slices slowly.
-        self._bytes: dict[Path, npt.NDArray[np.uint8]] = {
-            file: np.memmap(file, dtype=np.uint8, mode="c").view(np.ndarray) for file in headers
-        }
         self.tensors: dict[str, TensorInfo] = {}
         for file, header in headers.items():
+            file_bytes = file.stat().st_size
             for entry in header.tensors:
                 if entry.name in self.tensors:
                     raise ModelLoadError(f"{file}: tensor {entry.name} is in {self.tensors[entry.name].file.name} too")
-                self.tensors[entry.name] = self._place(file, entry)
+                self.tensors[entry.name] = self._place(file, entry, file_bytes)
 
-    def rows(self, name: str, first: int, last: int) -> npt.NDArray[np.float32]:
-        """Rows [first, last) of a tensor seen as a matrix over its last dimension, dequantized."""
+    def blocks(self, name: str, rows: Part, columns: Part, *, unit: int = 1) -> Iterator[Block]:
+        """Of a tensor seen as a matrix over its last dimension; columns from the first to the last that are wanted, at
+        whole quanta."""
         info = self.tensors[name]
-        raw = self._raw(info, first, last)
-        values: npt.NDArray[np.float32] = dequantize(raw, GGMLQuantizationType[info.type_name])
+        elements, quantum_bytes = info.quantum
+        low, high = (edge // elements * quantum_bytes for edge in span(columns, of=elements))
+        max_bytes = min(BLOCK_BYTES, _CHUNK_ELEMENTS // elements * quantum_bytes)
+        place = Place(info.file, info.start, info.shape[-1] // elements * quantum_bytes)
+        return blocks(place, rows, low=low, high=high, unit=unit, max_bytes=max_bytes)
+
+    def vector(self, name: str) -> _F32:
+        """The values of a small tensor."""
+        whole = Part.whole(self.tensors[name].shape[-1])
+        (block,) = self.blocks(name, Part.whole(1), whole)
+        values: _F32 = self.values(name, self.reader.read(block))[0]
         return values
 
-    def blocks(self, name: str, first: int, last: int) -> _Blocks | None:
-        """Rows as `rows` has them, as the file holds them: bits, q [rows, I], and scale and offset [rows, I / 32] of
-        value = scale * q + offset; None unless they are Q4_0, Q4_1 or Q8_0."""
-        info = self.tensors[name]
-        if info.type_name not in _BLOCKS:
-            return None
-        num_rows, row_size = last - first, info.shape[-1]
-        raw = self._raw(info, first, last).view(_BLOCKS[info.type_name])
-        scale = raw["scale"].astype(np.float32)
-        if info.type_name == "Q8_0":
-            return 8, raw["q"].reshape(num_rows, row_size), scale, np.zeros_like(scale)
+    def values(self, name: str, raw: Bytes) -> _F32:
+        """Rows of a tensor, dequantized."""
+        kind = GGMLQuantizationType[self.tensors[name].type_name]
+        values: _F32 = dequantize(np.ascontiguousarray(raw), kind)
+        return values
+
+    def packed(self, name: str, raw: Bytes) -> _Packed:
+        """Rows of a packed tensor as the file holds them: bits, q [rows, I], and scale and offset [rows, I / 32] of
+        value = scale * q + offset."""
+        type_name, num_rows = self.tensors[name].type_name, len(raw)
+        held = np.ascontiguousarray(raw).view(_BLOCKS[type_name])
+        scale = held["scale"].astype(np.float32)
+        if type_name == "Q8_0":
+            return 8, held["q"].reshape(num_rows, -1), scale, np.zeros_like(scale)
         # A byte holds a value of the block's first half, and above it one of its second half.
-        nibbles = np.concatenate([raw["q"] & 15, raw["q"] >> 4], axis=-1).reshape(num_rows, row_size)
-        offset = raw["low"].astype(np.float32) + 8 * scale if info.type_name == "Q4_1" else np.zeros_like(scale)
+        nibbles = np.concatenate([held["q"] & 15, held["q"] >> 4], axis=-1).reshape(num_rows, -1)
+        offset = held["low"].astype(np.float32) + 8 * scale if type_name == "Q4_1" else np.zeros_like(scale)
         return 4, nibbles.view(np.int8) - np.int8(8), scale, offset
 
-    def chunk_rows(self, name: str) -> int:
-        """How many rows to read at once."""
-        return max(1, _CHUNK_ELEMENTS // self.tensors[name].shape[-1])
-
-    def _raw(self, info: TensorInfo, first: int, last: int) -> npt.NDArray[np.uint8]:
-        """[rows, bytes]"""
-        row_bytes = info.num_bytes // math.prod(info.shape[:-1])
-        raw = self._bytes[info.file][info.start + first * row_bytes : info.start + last * row_bytes]
-        return raw.reshape(-1, row_bytes)
-
-    def _place(self, file: Path, entry: TensorEntry) -> TensorInfo:
+    def _place(self, file: Path, entry: TensorEntry, file_bytes: int) -> TensorInfo:
         known = {kind.value: kind for kind in GGMLQuantizationType}
         type_name = known[entry.type_id].name if entry.type_id in known else f"number {entry.type_id}"
         what = f"{file}: tensor {entry.name}"
@@ -113,7 +129,6 @@ class GgufFile:
                 f"{what} has shape {list(shape)}; rows of {type_name} are multiples of {block_elements}"
             )
         num_bytes = math.prod(shape) // block_elements * block_bytes
-        file_bytes = len(self._bytes[file])
         if entry.start + num_bytes > file_bytes:
             raise ModelLoadError(
                 f"{what} is truncated: it ends at byte {entry.start + num_bytes}, the file at {file_bytes}"

@@ -73,7 +73,7 @@ class GgufMetadata:
             raise self.error(f"rope scaling {reprlib.repr(kind)} is not supported; supported: {supported}")
         if ROPE_DIVISORS not in self._file.tensors:
             return Rope(theta=theta)
-        return Rope(theta=theta, divisors=tuple(self._file.rows(ROPE_DIVISORS, 0, 1).reshape(-1).tolist()))
+        return Rope(theta=theta, divisors=tuple(self._file.vector(ROPE_DIVISORS).tolist()))
 
     def decoder(self, layers: tuple[LayerSpec, ...], *, embedding_scale: float = 1.0) -> DecoderSpec:
         embedding = self._file.tensors.get("token_embd.weight")

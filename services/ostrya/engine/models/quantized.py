@@ -27,6 +27,10 @@ class Quantized:
     """float32"""
     bits: Bits
 
+    @property
+    def nbytes(self) -> int:
+        return self.q_OI.nbytes + self.scale_OG.nbytes + self.offset_OG.nbytes
+
     def dense(self) -> torch.Tensor:
         """weight_OI in float32."""
         q_OGg = self.q_OI.float().view(*self.scale_OG.shape, GROUP)

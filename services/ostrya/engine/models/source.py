@@ -6,15 +6,25 @@ Every failure is a ModelLoadError of one line.
 """
 
 import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from ostrya.engine.models.quantized import Quantized
+from ostrya.engine.models.reading import is_covered
 from ostrya.engine.models.sharding import Part, Region
 from ostrya.engine.models.spec import DecoderSpec
 from ostrya.errors import ModelLoadError
+
+
+class Wanted(NamedTuple):
+    """A tensor and what of it, as read_into is asked for it."""
+
+    name: str
+    region: Region
 
 
 class WeightSource(Protocol):
@@ -22,6 +32,13 @@ class WeightSource(Protocol):
 
     @property
     def spec(self) -> DecoderSpec: ...
+
+    @property
+    def num_bytes_read(self) -> int:
+        """Of tensors, so far, from files."""
+
+    def ahead(self, expected: Sequence[Wanted]) -> AbstractContextManager[None]:
+        """Inside, what is expected next is read while the last is converted. Anything else can be asked for, too."""
 
     def require(self, name: str, shape: tuple[int, ...]) -> None:
         """ModelLoadError when the tensor is missing or has another shape. Ask before setting memory aside for it."""
@@ -34,7 +51,7 @@ class WeightSource(Protocol):
         groups, or where the region cuts a group."""
 
     def unread(self) -> list[str]:
-        """Tensors of the checkpoint that nobody asked for: parts of a model that we would compute wrongly."""
+        """Tensors of the checkpoint that nobody required: parts of a model that we would compute wrongly."""
 
 
 def open_source(path: Path) -> WeightSource:
@@ -52,6 +69,12 @@ def open_source(path: Path) -> WeightSource:
 _ROTATED = re.compile(r"blk\.(\d+)\.attn_[qk](_norm)?\.(weight|bias)")
 
 
+def rotated_rows(name: str, spec: DecoderSpec) -> int:
+    """How many rows of a tensor pairs_side_by_side takes together: a head of q and k, else 1."""
+    found = _ROTATED.fullmatch(name)
+    return spec.layers[int(found[1])].mixer.sizes.head_dim if found else 1
+
+
 def pairs_side_by_side(name: str, values: torch.Tensor, spec: DecoderSpec) -> torch.Tensor:
     """The values of a checkpoint that pairs rotary element i of a head with i + H/2, in WeightSource's order: pairs
     (2i, 2i + 1)."""
@@ -63,9 +86,10 @@ def pairs_side_by_side(name: str, values: torch.Tensor, spec: DecoderSpec) -> to
 
 
 def cut(values: torch.Tensor, parts: tuple[Part, ...]) -> torch.Tensor:
-    """The parts of a tensor's dimensions."""
+    """The parts of a tensor's dimensions; a view where one range is all of a part."""
     for dim, part in enumerate(parts):
-        if part == Part.whole(values.shape[dim]):
+        if len(part.ranges) == 1 and is_covered(part):
+            values = values.narrow(dim, part.ranges[0].start, part.size)
             continue
         shape = list(values.shape)
         shape[dim] = part.size

@@ -1,7 +1,8 @@
 """From a weight source to a decoder's weights: every name and shape a model needs is in here. Called by backends."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Protocol
 
 import torch
 
@@ -13,38 +14,101 @@ from ostrya.engine.models.decoder import (
     LayerWeights,
     RoutedWeights,
 )
-from ostrya.engine.models.ops import Builder, Linear, Norm
+from ostrya.engine.models.ops import Builder, Embedding, Experts, Linear, Matrix, Norm
 from ostrya.engine.models.quantized import Quantized, joined
-from ostrya.engine.models.sharding import Mesh, Region, Sharding, dims_of
-from ostrya.engine.models.source import WeightSource
-from ostrya.engine.models.spec import Attention, LayerSpec, RoutedFfn
+from ostrya.engine.models.sharding import Mesh, Part, Region, Sharding, dims_of
+from ostrya.engine.models.source import Wanted, WeightSource, cut
+from ostrya.engine.models.spec import Attention, DecoderSpec, LayerSpec, RoutedFfn
 from ostrya.errors import ModelLoadError
 
 
 def read_weights(source: WeightSource, builder: Builder, sharding: Sharding | None = None) -> DecoderWeights:
-    """What the builder's shard has of a model, or all of it. ModelLoadError if a tensor is missing or has another
-    shape, or if the checkpoint holds one that is not used."""
-    spec = source.spec
-    reader = _Reader(source, builder, sharding or Sharding(spec, Mesh()))
-    table = _ReadOnce(reader.matrix({"token_embd": spec.vocab_size}, spec.hidden))
-    weights = DecoderWeights(
-        embedding=builder.embedding(table, spec.embedding_scale),
-        layers=tuple(reader.layer(i, layer) for i, layer in enumerate(spec.layers)),
-        norm=reader.norm("output_norm"),
-        head=builder.head(table if spec.tied_embeddings else reader.matrix({"output": spec.vocab_size}, spec.hidden)),
-    )
+    """What the builder's shard has of a model, or all of it. ModelLoadError, before anything is read, if a tensor is
+    missing or has another shape, or if the checkpoint holds one that is not used."""
+    sharding = sharding or Sharding(source.spec, Mesh())
+    order = _Order(source)
+    with torch.device("meta"):
+        _read(order, _Dry(builder), sharding)
     if unread := source.unread():
         # A bias or a query norm, say: another model than the one computed here.
         raise ModelLoadError(
             f"{len(unread)} tensors of the checkpoint are not part of a model of its kind, first {unread[0]}"
         )
-    return weights
+    with source.ahead(order.wanted):
+        return _read(source, builder, sharding)
+
+
+class _Source(Protocol):
+    """What of a WeightSource is needed to read."""
+
+    @property
+    def spec(self) -> DecoderSpec: ...
+    def require(self, name: str, shape: tuple[int, ...]) -> None: ...
+    def read_into(self, name: str, out: torch.Tensor, region: Region) -> None: ...
+    def quantized(self, name: str, region: Region) -> Quantized | None: ...
+
+
+class _Order:
+    """Reads nothing, and writes down what would be read, in order."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self.spec, self.require = source.spec, source.require
+        self.wanted: list[Wanted] = []
+
+    def read_into(self, name: str, out: torch.Tensor, region: Region) -> None:
+        self.wanted.append(Wanted(name, region))
+
+    def quantized(self, name: str, region: Region) -> Quantized | None:
+        return None
+
+
+class _Dry:
+    """A Builder that asks for every matrix once and builds nothing."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.dtype, self.shard = builder.dtype, builder.shard
+
+    def linear(self, matrix: Matrix, bias_O: torch.Tensor | None = None) -> Linear:
+        return _nothing(matrix.dense())
+
+    def head(self, matrix: Matrix) -> Linear:
+        return _nothing(matrix.dense())
+
+    def embedding(self, table: Matrix, scale: float) -> Embedding:
+        return _nothing(table.dense())
+
+    def router(self, weight_ED: torch.Tensor) -> Linear:
+        return _nothing(weight_ED)
+
+    def experts(self, ffn: RoutedFfn, router: Linear, gate_up: Sequence[Matrix], down: Sequence[Matrix]) -> Experts:
+        for matrix in (*gate_up, *down):
+            matrix.dense()
+        return router
+
+    def norm(self, weight: torch.Tensor, eps: float) -> Norm:
+        return _nothing(weight)
+
+
+def _nothing(of: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x
+
+
+def _read(source: _Source, builder: Builder, sharding: Sharding) -> DecoderWeights:
+    spec = source.spec
+    reader = _Reader(source, builder, sharding)
+    table = _ReadOnce(reader.matrix({"token_embd": spec.vocab_size}, spec.hidden))
+    return DecoderWeights(
+        embedding=builder.embedding(table, spec.embedding_scale),
+        layers=tuple(reader.layer(i, layer) for i, layer in enumerate(spec.layers)),
+        norm=reader.norm("output_norm"),
+        head=builder.head(table if spec.tied_embeddings else reader.matrix({"output": spec.vocab_size}, spec.hidden)),
+    )
 
 
 class _Tensors:
     """Whose parts a builder wants: of one shard, or of all in a leading dimension."""
 
-    def __init__(self, source: WeightSource, sharding: Sharding, shard: int | None) -> None:
+    def __init__(self, source: _Source, sharding: Sharding, shard: int | None) -> None:
         self._source, self._sharding = source, sharding
         self._is_stacked = shard is None
         self.shards = range(sharding.mesh.num_shards) if shard is None else range(shard, shard + 1)
@@ -72,11 +136,24 @@ class _Tensors:
         num_rows = [region.local_shape[first] for region in regions[0].values()]
         row_shape = next(iter(regions[0].values())).local_shape[first + 1 :]
         out = torch.empty((len(regions), sum(num_rows), *row_shape), dtype=dtype)
-        for of_shard, out_of_shard in zip(regions, out, strict=True):
-            parts = out_of_shard.split(num_rows)
-            for (name, region), part in zip(of_shard.items(), parts, strict=True):
-                self._source.read_into(name, part.view(region.local_shape), region)
+        for name, part in zip(shape_of, torch.split(out, num_rows, dim=1), strict=True):
+            self._fill(name, part, [of_shard[name] for of_shard in regions])
         return out if self._is_stacked and any(map(dims_of, shape_of)) else out[0]
+
+    def _fill(self, name: str, out: torch.Tensor, regions: Sequence[Region]) -> None:
+        """`out` has those of all shards wanted."""
+        first = regions[0]
+        if len(regions) > 1 and len({region.parts[:-1] for region in regions}) == 1:
+            # Divided in its columns: a row of the file has something for every shard, and is read once.
+            rows = Region(first.shape, (*first.parts[:-1], Part.whole(first.shape[-1])))
+            whole = torch.empty(rows.local_shape, dtype=out.dtype)
+            self._source.read_into(name, whole, rows)
+            leading = tuple(map(Part.whole, rows.local_shape[:-1]))
+            for part, region in zip(out, regions, strict=True):
+                part.view(first.local_shape).copy_(cut(whole, (*leading, region.parts[-1])))
+            return
+        for part, region in zip(out, regions, strict=True):
+            self._source.read_into(name, part.view(region.local_shape), region)
 
     def quantized(self, shape_of: Mapping[str, tuple[int, ...]], *, expert: int | None = None) -> Quantized | None:
         """The same of one shard."""
@@ -121,7 +198,7 @@ class _ReadOnce:
 
 
 class _Reader:
-    def __init__(self, source: WeightSource, builder: Builder, sharding: Sharding) -> None:
+    def __init__(self, source: _Source, builder: Builder, sharding: Sharding) -> None:
         self._tensors = _Tensors(source, sharding, builder.shard)
         self._builder = builder
         self._local = sharding.local

@@ -1,6 +1,7 @@
 """The CPU runner on a tiny random model: batching and chunking change nothing, steps run behind the caller, shapes
 are counted."""
 
+import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +14,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ostrya.engine.backends import cpu
 from ostrya.engine.backends.cpu import CpuRunner, load_runner
 from ostrya.engine.backends.kernels.linear import make_linear
-from ostrya.engine.config import EngineConfig
+from ostrya.engine.config import AUTO_PAGES, EngineConfig
+from ostrya.engine.models.reading import Reader
 from ostrya.engine.plan import Bucket
+from ostrya.engine.world import ALONE, World
 from ostrya.errors import ConfigError, ModelLoadError
 from tests.numerics.driver import Driver, row_plan
 from tests.unit.engine.models.checkpoints import Tiny, write_gguf
@@ -150,6 +154,52 @@ def test_a_model_that_cannot_be_read_is_refused(config: EngineConfig, tmp_path: 
     path.write_bytes(b"GGUF")
     with pytest.raises(ModelLoadError, match=r"bad\.gguf is corrupt or truncated"):
         load_runner(msgspec.structs.replace(config, model_path=str(path)))
+
+
+def test_auto_makes_as_many_pages_as_the_limit_has_room_for(config: EngineConfig) -> None:
+    """And they serve."""
+    limit = 12 << 20
+    runner, model = load_runner(msgspec.structs.replace(config, num_pages=AUTO_PAGES, memory_limit_bytes=limit))
+    memory = model.memory
+    assert memory is not None
+    assert memory.limit_bytes == limit
+    assert {len(pages) for pages in runner._kv_pages} == {memory.num_pages}
+    assert memory.kv_bytes == sum(pages.nbytes for pages in runner._kv_pages)
+    used = memory.weights_bytes + memory.scratch_bytes + memory.kv_bytes
+    assert 0.9 * limit - memory.page_bytes < used <= 0.9 * limit
+    # A tied table is kept once to look up and once to multiply with.
+    assert memory.weights_bytes == 4 * sum(map(math.prod, TINY.shapes().values())) + 4 * 96 * 256
+    driver = Driver(runner, page_size=4, context_tokens=TINY.context_tokens)
+    assert len(driver.generate(PROMPTS[:1], num_new=2)[0]) == 2
+    runner.close()
+
+
+def test_what_cannot_fit_is_refused_before_a_weight_is_read(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*arguments: object, **more: object) -> None:
+        raise AssertionError("nothing may be read")
+
+    monkeypatch.setattr(Reader, "read", read)
+    monkeypatch.setattr(Reader, "ahead", read)
+    with pytest.raises(
+        ConfigError, match=r"needs \S+ MiB for weights and .* on 1 device; the limit is 3\.0 MiB; weights int8"
+    ):
+        load_runner(msgspec.structs.replace(config, memory_limit_bytes=3 << 20))
+
+
+def test_the_limit_is_what_is_available_shared_by_all_processes(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "available_bytes", lambda: 1000)
+    worlds = [ALONE, World(rank=1, size=4, rendezvous="h:1"), World(rank=1, size=4, rendezvous="h:1", num_hosts=2)]
+    assert [cpu._memory_limit_bytes(config, world) for world in worlds] == [1000, 250, 500]
+    monkeypatch.setattr(cpu, "available_bytes", lambda: None)
+    assert cpu._memory_limit_bytes(config, ALONE) is None
+    runner, model = load_runner(config)
+    runner.close()
+    assert model.memory is not None
+    assert (model.memory.limit_bytes, model.memory.num_pages) == (0, 256)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

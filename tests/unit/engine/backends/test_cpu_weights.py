@@ -63,6 +63,19 @@ def test_the_kernel_computes_what_the_matrix_says(bits: Bits, num_outputs: int, 
     assert (found_TO - expected_TO).abs().max() < 0.02 * expected_TO.abs().max()
 
 
+@pytest.mark.parametrize(("gain", "copies"), [(0.5, 0), (2.0, 1)])
+def test_what_is_kept_is_counted(gain: float, copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_weights, "_gain", lambda both, rows: gain)
+    builder = CpuBuilder(torch.bfloat16, "auto")
+    builder.linear(Held(random(64, 96), bits=4))
+    builder.head(Held(random(64, 96), bits=8))
+    builder.norm(torch.ones(7), 1e-5)
+    builder.choose(4)
+    # Nibbles, and scale and offset in bfloat16 for 32 of them.
+    packed = 64 * (96 // 2 + 4 * 96 // 32)
+    assert builder.num_bytes == 2 * (2 * 64 * 96) + 4 * 7 + copies * (packed + 2 * packed)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_row_has_the_same_bits_alone_and_beside_any_others(bits: Bits) -> None:
     multiply = make_quantized_linear(rounded(random(80, 192), bits))

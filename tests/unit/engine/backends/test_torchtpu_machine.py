@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ostrya.capacity.chips import CHIPS
 from ostrya.engine.backends.torchtpu_machine import (
     Machine,
     cache_problem,
@@ -92,7 +93,9 @@ def test_devices_are_tpus_that_vfio_gives_away(tmp_path: Path) -> None:
         (tmp_path / "dev/vfio" / group).touch()
     found = this_machine(sys=tmp_path / "sys", dev=tmp_path / "dev")
     assert (found.num_devices, found.generation, found.topologies[4]) == (2, "v6e", "2,2,1")
-    assert this_machine(sys=tmp_path, dev=tmp_path).num_devices == 0
+    nothing = this_machine(sys=tmp_path, dev=tmp_path)
+    assert (nothing.num_devices, nothing.chip) == (0, None)
+    assert found.chip is CHIPS["v6e"]
     assert found.torch_tpu is None
 
 

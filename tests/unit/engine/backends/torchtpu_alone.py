@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from ostrya.capacity.chips import find_slice
+from ostrya.engine.backends.base import LoadedModel
 from ostrya.engine.backends.torchtpu_runner import limit_of
 from ostrya.engine.buckets import ladder
-from ostrya.engine.config import EngineConfig
+from ostrya.engine.config import AUTO_PAGES, EngineConfig
 from ostrya.engine.plan import Bucket
 from tests.fakes.tpu import StrictRunner, load_runner
 from tests.numerics.driver import Running, make_plan
 
 PAGE_SIZE = 4
+LIMIT_BYTES = 2 << 20
 ROW = Running([5, 9, 11], [1])
 
 
@@ -29,12 +31,14 @@ def main(path: str) -> None:
         backend="torchtpu",
         dtype="float32",
         page_size=PAGE_SIZE,
-        num_pages=32,
+        num_pages=AUTO_PAGES,
+        memory_limit_bytes=LIMIT_BYTES,
         max_running=4,
         max_step_tokens=16,
         max_context_tokens=64,
     )
     runner, model = load_runner(config)
+    auto_takes_what_memory_has_room_for(runner, model)
     # Published for one v6e, of bfloat16 alone.
     assert model.limit is None
     limit = limit_of(runner._runner.whole_spec, msgspec.structs.replace(config, dtype="bfloat16"), find_slice("v6e-1"))
@@ -48,6 +52,17 @@ def main(path: str) -> None:
     launching_does_not_wait(runner)
     a_late_program_is_an_error_in_tests(runner)
     and_else_is_made_and_counted(runner)
+
+
+def auto_takes_what_memory_has_room_for(runner: StrictRunner, model: LoadedModel) -> None:
+    memory, kept = model.memory, runner._runner._kv
+    assert memory is not None
+    assert model.num_pages == memory.num_pages > 32
+    assert sum(layer.nbytes for layer in kept) == memory.kv_bytes
+    used = memory.weights_bytes + memory.scratch_bytes + memory.kv_bytes
+    assert 0 <= 0.9 * LIMIT_BYTES - used < memory.page_bytes
+    # The file has the same in float32, and the table is there to look up and to multiply with.
+    assert 0.9 * model.load_bytes < memory.weights_bytes < 2 * model.load_bytes
 
 
 def launching_does_not_wait(runner: StrictRunner) -> None:

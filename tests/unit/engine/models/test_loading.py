@@ -6,13 +6,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
+from safetensors.numpy import load_file, save_file
 
 from ostrya.engine.backends.cpu_weights import CpuBuilder
+from ostrya.engine.models import reading
 from ostrya.engine.models.gguf_file import SUPPORTED
+from ostrya.engine.models.reading import Reader
 from ostrya.engine.models.sharding import Region
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.spec import Rope
@@ -59,7 +63,11 @@ def test_a_model_of_each_quantization_runs(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_file_and_directory_of_the_same_weights_give_the_same_logits(tied: bool, shards: int, tmp_path: Path) -> None:
+def test_file_and_directory_of_the_same_weights_give_the_same_logits(
+    tied: bool, shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when a tensor is read in many parts."""
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 5000)
     tiny = Tiny(tied=tied)
     file = write_gguf(tmp_path / "m.gguf", tiny, tiny.weights())
     directory = write_directory(tmp_path / "m", tiny, tiny.weights(), shards=shards)
@@ -278,6 +286,40 @@ def test_broken_directories_are_refused(tmp_path: Path) -> None:
     (directory / "config.json").unlink()
     assert_one_line(directory, "config.json: no such file")
     assert_one_line(tmp_path / "nowhere", "no such file")
+
+
+def test_what_is_wrong_with_the_last_file_is_known_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And before memory is set aside, which is done inside of ahead()."""
+    directory = write_directory(tmp_path / "m", TINY, TINY.weights(), shards=3)
+    last = directory / "model-00003-of-00003.safetensors"
+    held = load_file(last)
+    monkeypatch.setattr(Reader, "read", nobody)
+    monkeypatch.setattr(Reader, "ahead", nobody)
+    name, values = next((name, values) for name, values in held.items() if values.ndim == 2)
+
+    def refused(changed: dict[str, npt.NDArray[np.float32]], *words: str) -> None:
+        save_file(changed, last)
+        assert_one_line(directory, *words)
+
+    others = {key: value for key, value in held.items() if key != name}
+    refused(others, "model-00003-of-00003", f"{name} is missing, though model.safetensors.index.json says it is there")
+    refused(others | {name: values[:-1]}, "model-00003-of-00003", f"tensor {name} has shape")
+    refused(others | {name: values.astype(np.int8)}, f"tensor {name} has dtype I8; supported: F32, F16, BF16")
+    last.write_bytes(last.read_bytes()[:-1])
+    assert_one_line(directory, "model-00003-of-00003.safetensors: truncated")
+
+
+def nobody(*arguments: object, **more: object) -> None:
+    raise AssertionError("nobody is called")
+
+
+def test_the_same_tensor_in_two_files_without_an_index_is_refused(tmp_path: Path) -> None:
+    directory = write_directory(tmp_path / "m", TINY, TINY.weights())
+    first = directory / "model.safetensors"
+    (directory / "twin.safetensors").write_bytes(first.read_bytes())
+    assert_one_line(directory, "twin.safetensors: tensor .* is in model.safetensors too")
 
 
 def test_a_missing_tensor_in_a_directory_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The arithmetic of shards: together they are the model, each is a model of its own; what cannot be divided says so."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,19 @@ from gguf import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostrya.engine.backends.cpu_weights import CpuBuilder
+from ostrya.engine.models import gguf_file, reading
 from ostrya.engine.models.sharding import Axis, Mesh, Part, Range, Region, Sharding, divide_heads
 from ostrya.engine.models.source import WeightSource, cut, open_source
+from ostrya.engine.models.weights import read_weights
 from ostrya.errors import ConfigError
+from tests.fakes.collectives import alone
 from tests.numerics.driver import Driver
 from tests.numerics.family_files import write_gguf_family
 from tests.numerics.reference import ReferenceRunner
 from tests.numerics.tiny_families import FAMILIES
 from tests.unit.engine.models.checkpoints import Tiny, write_directory, write_gguf
+from tests.unit.engine.models.test_quantized import changed_to
 
 PROMPTS = [[(7 * row + 3 * at) % 90 + 3 for at in range(length)] for row, length in enumerate((5, 33, 1, 17))]
 
@@ -92,6 +98,76 @@ def test_shards_of_a_checkpoint_are_its_parts(container: str, tmp_path: Path) ->
         assert torch.equal(torch.cat(parts_of(source, name, shape, 2), dim), whole), name
     norm = parts_of(source, "blk.0.attn_norm.weight", (hidden,), 2)
     assert torch.equal(*norm)
+
+
+@pytest.mark.parametrize("container", ["gguf", "directory"])
+@pytest.mark.parametrize("part", [Part(128, (Range(64, 0, 64),)), Part(64, ())])
+def test_what_a_shard_has_nothing_for_is_zero(container: str, part: Part, tmp_path: Path) -> None:
+    """Heads that fill up, in rows and in columns; with quantized values, too."""
+    tiny = Tiny()
+    write, path = (write_gguf, tmp_path / "m.gguf") if container == "gguf" else (write_directory, tmp_path / "m")
+    source = open_source(write(path, tiny, tiny.weights()))
+    packed = open_source(write_gguf(tmp_path / "q.gguf", tiny, tiny.weights(), kind=GGMLQuantizationType.Q8_0))
+    name, shape = "blk.0.attn_q.weight", (256, 256)
+    whole = torch.empty(shape)
+    source.read_into(name, whole, Region.whole(shape))
+    for parts in ((part, Part.whole(256)), (Part.whole(256), part), (part, part)):
+        region, expected = Region(shape, parts), cut(whole, parts)
+        out = torch.full(region.local_shape, torch.nan)
+        source.read_into(name, out, region)
+        assert torch.equal(out, expected)
+        quantized = packed.quantized(name, region)
+        assert quantized is not None
+        torch.testing.assert_close(quantized.dense(), expected, atol=0.005, rtol=0)
+
+
+@pytest.mark.parametrize("container", ["gguf", "directory"])
+@pytest.mark.parametrize("num_shards", [1, 2, 4])
+def test_a_shard_reads_its_own_bytes_once(
+    container: str, num_shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where what lies between is not cheaper to read, too."""
+    monkeypatch.setattr(reading, "GAP_BYTES", 0)
+    tiny = Tiny(num_heads=4, num_kv_heads=4, tied=False)
+    write, path = (write_gguf, tmp_path / "m.gguf") if container == "gguf" else (write_directory, tmp_path / "m")
+    path = write(path, tiny, tiny.weights())
+    divided, whole = 0, 0
+    for name, shape in tiny.shapes().items():
+        num_bytes = 4 * math.prod(shape)
+        divided, whole = (divided, whole + num_bytes) if "norm" in name else (divided + num_bytes, whole)
+    for shard in range(num_shards):
+        source = open_source(path)
+        collectives = alone(shard, num_shards)
+        builder = CpuBuilder(torch.float32, "auto", collectives if num_shards > 1 else None)
+        read_weights(source, builder, Sharding(source.spec, Mesh(tensor=num_shards)))
+        assert source.num_bytes_read == divided // num_shards + whole
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_shards_of_a_quantized_matrix_are_its_parts(
+    kind: str, architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In rows and in columns, read in many blocks, as the file holds them and dequantized."""
+    monkeypatch.setattr(gguf_file, "_CHUNK_ELEMENTS", 2048)
+    monkeypatch.setattr(reading, "GAP_BYTES", 0)
+    tiny = Tiny()
+    path = write_gguf(
+        tmp_path / "m.gguf", tiny, tiny.weights(), kind=GGMLQuantizationType[kind], changed=changed_to(architecture)
+    )
+    source = open_source(path)
+    for name, shape, dim in (
+        ("blk.0.attn_q.weight", (256, 256), 0),
+        ("blk.1.ffn_down.weight", (256, 512), 1),
+        ("blk.0.attn_output.weight", (256, 256), 1),
+    ):
+        whole = source.quantized(name, Region.whole(shape))
+        assert whole is not None
+        sharding = Sharding(source.spec, Mesh(tensor=2))
+        quantized = [source.quantized(name, sharding.region(name, shape, shard)) for shard in range(2)]
+        held = [one.dense() for one in quantized if one is not None]
+        assert torch.equal(torch.cat(held, dim), whole.dense()), name
+        torch.testing.assert_close(torch.cat(parts_of(source, name, shape, 2), dim), whole.dense())
 
 
 @pytest.mark.parametrize("container", ["gguf", "directory"])
