@@ -28,7 +28,7 @@ define new-venv
 $(if $(call new-enough,$(1)),$(error $(refusal)))test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 endef
 
-.PHONY: serve check test test-beside test-xla test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-huge fuzz bench-peers bench-host bench-forms bench-capacity golden clean
+.PHONY: serve check test test-beside test-xla test-hog test-ops lint protos locks chart-docs dashboards screenshots bench-router bench-huge fuzz bench-peers bench-host bench-forms bench-capacity bench-xla bench-slices bench-loading bench-simulated golden clean
 
 serve: $(SERVING)  ## Redis, router and two workers on this machine; streams one answer
 	$(BIN)/ostrya up --workers $(WORKERS)
@@ -100,6 +100,18 @@ bench-forms: $(STAMP)  ## what structured output adds to a step
 
 bench-capacity: $(STAMP)
 	$(BIN)/python -m tests.bench.capacity
+
+bench-xla: $(XLA)/.installed  ## compiling and running a step on XLA's CPU device, beside torch.compile's build of it
+	PJRT_DEVICE=CPU $(XLA)/bin/python -m tests.bench.xla
+
+bench-slices: $(STAMP)  ## a step plan on its way to the other hosts of a slice
+	$(BIN)/python -m tests.bench.slices
+
+bench-loading: $(STAMP)  ## what each of four processes holds and reads while it loads 4 GB
+	$(BIN)/python -m tests.bench.loading
+
+bench-simulated: $(STAMP)  ## how close a simulated step comes to its time
+	$(BIN)/python -m tests.bench.simulated
 
 golden: $(PEER)/.installed  ## regenerates the golden tokens with transformers
 	$(PEER)/bin/python -m tests.numerics.generate_golden

@@ -139,9 +139,9 @@ def flat(num_devices: str) -> Json:
     pools = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.shape == runner._kv[0].shape]
     return {
         "kv_mb": kv_mb,
-        "num_copies": len(pools) / len(runner._kv),
         "counted_mb": int(num_devices) * runner.memory.kv_bytes / 1e6,
         "free_ratio": runner.memory.free_bytes / runner.memory.limit_bytes,
+        "num_copies": len(pools) / len(runner._kv),
         "grown_mb": last[1] - first_mb,
         "more_tensors": last[0] - tensors,
         "moved": addresses != last[2],
