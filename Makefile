@@ -36,16 +36,17 @@ serve: $(SERVING)  ## Redis, router and two workers on this machine; streams one
 check: $(SERVING)  ## the same stack through the acceptance scenario
 	$(BIN)/ostrya up --check
 
-test: $(STAMP)  ## lint and all tests but tests/ops, in parallel; those that measure run alone afterwards
+test: $(STAMP)  ## lint and all tests but the next two, in parallel; those that measure run alone afterwards
 	$(MAKE) --jobs=2 lint test-beside
 	$(PYTEST) -m alone $(call ALONE,tests --exclude-dir=ops)
 
 test-beside: $(STAMP)
-	$(PYTEST) $(BESIDE) --ignore=tests/ops
+	$(PYTEST) $(BESIDE) --ignore=tests/ops --ignore=tests/sharded
 
-# Every test starts processes of its own, each with the four devices: one at a time is as fast as two cores allow.
-test-xla: $(XLA)/.installed  ## backend xla on XLA's CPU device, with 1 and 4 devices; a venv of its own (7 GB)
-	PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 $(XLA)/bin/pytest --durations=10 tests/xla
+# Their tests start processes that compile, with both cores: two at a time are as fast as more.
+test-xla: $(STAMP) $(XLA)/.installed  ## several devices: backend xla on XLA's CPU device, in a venv of its own (7 GB); torchtpu and gloo
+	PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 $(XLA)/bin/pytest --durations=10 -n 2 --no-loadscope-reorder tests/xla
+	$(PYTEST) -n 2 --no-loadscope-reorder tests/sharded
 
 test-hog: $(STAMP)  ## make test N times beside as many busy processes as there are cores
 	$(BIN)/python -m tests.hog --runs $(N)

@@ -12,8 +12,8 @@ from ostrya.engine.process import EngineProcess
 from ostrya.engine.types import EngineRequest, RequestId, Sampling
 from ostrya.errors import EngineDied
 from tests.fakes.waiting import Stopwatch
-from tests.numerics import workload
 from tests.numerics.tiny_families import FAMILIES
+from tests.sharded import workload
 
 WHOLE_S = 5.0
 

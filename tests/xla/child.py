@@ -23,8 +23,8 @@ from ostrya.engine.config import AUTO_PAGES, EngineConfig
 from ostrya.engine.plan import Bucket, scratch_plan
 from ostrya.engine.types import TokenScore
 from ostrya.text.source import resolve_model
-from tests.numerics import workload
 from tests.numerics.tiny_families import FAMILIES, TinyFamily
+from tests.sharded import workload
 from tests.unit.engine.backends.test_block_attention import CASES, case
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ import pytest
 
 from ostrya.engine.process import EngineProcess
 from ostrya.engine.types import EngineRequest, RequestId
-from tests.numerics import workload
 from tests.numerics.tiny_families import FAMILIES
+from tests.sharded import workload
 
 
 async def test_an_engine_process_serves_on_four_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from ostrya.engine.backends.cpu import load_runner
 from ostrya.errors import ConfigError
-from tests.numerics import workload
-from tests.numerics.shard_process import Job, run, together
 from tests.numerics.tiny_families import FAMILIES
+from tests.sharded import workload
+from tests.sharded.shard_process import Job, run, together
 
 
 @pytest.mark.parametrize(("name", "sampled"), [("qwen2", False), ("qwen3", True), ("gemma3", False)])

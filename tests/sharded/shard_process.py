@@ -1,4 +1,4 @@
-"""One of the processes that compute a model together on CPU: `python -m tests.numerics.shard_process JOB`, JOB in JSON.
+"""One of the processes that compute a model together on CPU: `python -m tests.sharded.shard_process JOB`, JOB in JSON.
 Prints its answers. Each runs the same requests, and so makes the same plans as the others.
 """
 
@@ -15,7 +15,7 @@ from ostrya.cli.ports import free_ports
 from ostrya.engine.backends.base import factory_of
 from ostrya.engine.types import TokenScore
 from ostrya.engine.world import World
-from tests.numerics import workload
+from tests.sharded import workload
 
 Answers = tuple[dict[str, list[int]], dict[str, list[TokenScore]]]
 
@@ -56,7 +56,7 @@ def together(
     jobs = [msgspec.structs.replace(job, rank=rank, size=size, rendezvous=rendezvous) for rank in range(size)]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.numerics.shard_process", msgspec.json.encode(one).decode()],
+            [sys.executable, "-m", "tests.sharded.shard_process", msgspec.json.encode(one).decode()],
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).parents[2],

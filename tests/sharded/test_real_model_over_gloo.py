@@ -1,14 +1,13 @@
-"""SmolLM2 on two processes over gloo gives the golden tokens: 20 prompts, 64 tokens each. Here, and not in numerics/,
-because it takes a minute; and here it shows that another torch gives the same tokens."""
+"""SmolLM2 on two processes over gloo gives the golden tokens: 20 prompts, 64 tokens each."""
 
 import json
 from pathlib import Path
 
 from ostrya.text.source import resolve_model
-from tests.numerics import workload
-from tests.numerics.shard_process import Job, together
+from tests.sharded import workload
+from tests.sharded.shard_process import Job, together
 
-GOLDEN = Path(workload.__file__).with_name("golden_smollm2.json")
+GOLDEN = Path(__file__).parents[1] / "numerics" / "golden_smollm2.json"
 
 
 def test_smollm2_on_two_processes_gives_the_golden_tokens() -> None:
