@@ -18,12 +18,11 @@ from prometheus_client import CollectorRegistry
 
 from ostrya.api.v1 import worker_pb2, worker_pb2_grpc
 from ostrya.engine import memory
-from ostrya.engine.backends.xla_versions import hosts_problem
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.process import EngineProcess
 from ostrya.engine.types import EngineInfo
 from ostrya.engine.world import ranks_per_host
-from ostrya.errors import ConfigError, Fenced, ModelLoadError
+from ostrya.errors import Fenced, ModelLoadError
 from ostrya.fetch import report as start_report
 from ostrya.prefix.chain import ChainKey, self_test
 from ostrya.service import descriptors, logs, tracing
@@ -60,13 +59,10 @@ async def serve(
     """Runs a worker until SIGTERM or SIGINT (0), or until it cannot go on (1); one more signal ends its drain.
 
     `factory` ("module:function") replaces the backend's own runner; `vocabulary` says what each token spells. On a host
-    other than the first of a slice it follows that one. ConfigError when settings or environment leave no role, or the
-    backend cannot share a model among so many hosts.
+    other than the first of a slice it follows that one. ConfigError when settings or environment leave no role.
     """
     slice_ = role(settings, os.environ)
     ranks_per_host(config, slice_.num_hosts)
-    if config.backend == "xla" and (problem := hosts_problem(slice_.num_hosts, os.environ)):
-        raise ConfigError([problem])
     if slice_.host:
         return await follow(settings, config, slice_, factory=factory)
     logs.setup("worker", settings.log_level)

@@ -8,7 +8,6 @@ import pytest
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.world import ONE_HOST, Slice, World, ranks_per_host
 from ostrya.errors import ConfigError
-from ostrya.worker.app import serve
 from ostrya.worker.role import role
 from ostrya.worker.settings import WorkerSettings
 
@@ -113,15 +112,3 @@ def test_ranks_lie_one_after_another_over_equal_hosts() -> None:
     assert [World(rank=rank, size=8, num_hosts=2).local_rank for rank in range(8)] == [0, 1, 2, 3] * 2
     with pytest.raises(ConfigError, match="tensor_parallel is 8; it must be a multiple of the number of hosts, 3"):
         ranks_per_host(config, 3)
-
-
-@pytest.mark.parametrize("host", [0, 1])
-async def test_hosts_without_tpus_do_not_wait_for_each_other_under_xla(
-    host: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    settings = dataclasses.replace(SETTINGS, hosts=2, host_index=host, leader_address="nowhere.invalid")
-    config = EngineConfig(model_path="/m", model_name="m", tokenizer_fingerprint="t", backend="xla")
-    expected = "PJRT_DEVICE is 'CPU'; backend xla shares a model among 2 hosts on TPUs only: set it to TPU"
-    with pytest.raises(ConfigError, match=expected):
-        await serve(settings, config)

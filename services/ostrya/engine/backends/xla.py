@@ -1,12 +1,9 @@
-"""The XLA backend: the annotated interpreter, over one device or over all by SPMD. The engine sees base.py.
+"""The XLA backend: the annotated interpreter, over one device or over all of a host's by SPMD. The engine sees base.py.
 
 All shards stand in a leading dimension S that lies across the devices; the compiler makes collectives of sums over it.
 Each bucket is one program, compiled before serving. Its keys and values are donated and updated in place; its greedy
 tokens stay on the device, where the next step finds them. What more a row wants (a temperature, penalties, grammars,
 log probabilities) is done on the host from the step's logits, by the code that serves backend cpu.
-
-Of a slice's hosts each runs the same programs in the same order: it puts whole tensors, of which its devices take
-their shards, and fetches only what lies whole on each device. So far only on one host.
 
 Two threads: one launches, one waits for tokens, so that the next step is launched while the one before runs.
 """
@@ -73,12 +70,12 @@ class _Launched(NamedTuple):
 def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["XlaRunner", LoadedModel]:
     """Reads the weights onto the devices of this host. ModelLoadError when they or torch_xla cannot be used,
     ConfigError for what cannot be divided so, or for more devices than there are."""
-    if problem := xla_versions.hosts_problem(world.num_hosts, os.environ):
-        raise ConfigError([problem])
+    if world.size > 1:
+        raise ConfigError([f"backend xla serves on one host; there are {world.num_hosts}: take a slice of one"])
     started = time.perf_counter()
     device_thread = ThreadPoolExecutor(1, "device")
     try:
-        runner = device_thread.submit(_loaded, config, device_thread, world.num_hosts).result()
+        runner = device_thread.submit(_loaded, config, device_thread).result()
     except BaseException:
         device_thread.shutdown()
         raise
@@ -94,7 +91,7 @@ def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["XlaRunner"
 
 
 @torch.no_grad()
-def _loaded(config: EngineConfig, device_thread: ThreadPoolExecutor, num_hosts: int) -> "XlaRunner":
+def _loaded(config: EngineConfig, device_thread: ThreadPoolExecutor) -> "XlaRunner":
     # What is wrong with the installation or the model is known before a device is taken.
     if problem := xla_versions.installation_problem():
         raise ModelLoadError(problem)
@@ -102,7 +99,7 @@ def _loaded(config: EngineConfig, device_thread: ThreadPoolExecutor, num_hosts: 
     mesh = Mesh.of(config.tensor_parallel, num_groups=config.expert_parallel)
     sharding = Sharding(source.spec, mesh)
     context_tokens = config.context_within(source.spec.context_tokens)
-    devices = xla_bridge.start(config.tensor_parallel, num_hosts=num_hosts)
+    devices = xla_bridge.start(config.tensor_parallel)
     identity = {
         **xla_versions.versions(),
         **xla_cache.flags(),
@@ -342,9 +339,7 @@ class XlaRunner:
             num_slots, num_heads, head_dim = kv_shape(self._model.spec, i, num_slots=self._num_slots)
             zeros = torch.zeros(num_slots, self._devices.count, num_heads, head_dim, dtype=self._dtype)
             made.append(self._devices.put(zeros, divided=1))
-            # One layer's at a time is in the host's memory.
-            del zeros
-            self._devices.wait()
+        self._devices.wait()
         return made
 
 

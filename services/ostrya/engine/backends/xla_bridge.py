@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol, cast
 import torch
 
 from ostrya.engine.backends.kernels.ragged_attention import Ragged
+from ostrya.engine.backends.xla_versions import installation_problem
 from ostrya.errors import ConfigError, ModelLoadError
 
 AXIS = "tensor"
@@ -61,12 +62,14 @@ class _Bridge(Protocol):
     def _run_cached_graph(self, graph: object, inputs: list[torch.Tensor]) -> list[torch.Tensor]: ...
 
 
-def start(num_devices: int, *, num_hosts: int = 1) -> "Devices":
-    """Imports torch_xla, which fits, and takes the devices, once in a process and before anything else does; those of
-    all hosts, where it waits for the others. ModelLoadError without devices, ConfigError if there are not so many.
+def start(num_devices: int) -> "Devices":
+    """Imports torch_xla and takes the devices, once in a process and before anything else does. ModelLoadError where it
+    cannot be imported, ConfigError if there are not so many devices.
 
     PJRT_DEVICE says of what kind (CPU or TPU); absent, a TPU if there is one. A CPU pretends to have as many as asked.
     """
+    if problem := installation_problem():
+        raise ModelLoadError(problem)
     wanted_kind = os.environ.get("PJRT_DEVICE", "")
     if wanted_kind in ("", "CPU"):
         os.environ.setdefault("CPU_NUM_DEVICES", str(num_devices))
@@ -79,10 +82,6 @@ def start(num_devices: int, *, num_hosts: int = 1) -> "Devices":
     if num_devices > found:
         raise ConfigError(
             [f"tensor_parallel is {num_devices}; there are {found} {kind} devices here: set it to {found}"]
-        )
-    if num_hosts > 1 and num_devices < found:
-        raise ConfigError(
-            [f"tensor_parallel is {num_devices}; {num_hosts} hosts have {found} {kind} devices: set it to {found}"]
         )
     if 1 < num_devices < found:
         raise ConfigError(

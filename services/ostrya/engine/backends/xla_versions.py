@@ -1,9 +1,8 @@
-"""Whether torch_xla can be imported and used here, from what is installed and set; imports neither it nor torch. With a
-torch that does not fit, its import ends in an undefined symbol, and its metadata lets pip install such a pair.
+"""Whether torch_xla can be imported here, from what is installed; imports neither it nor torch. With a torch that does
+not fit, its import ends in an undefined symbol, and its metadata lets pip install such a pair.
 """
 
 import importlib.metadata
-from collections.abc import Mapping
 
 TORCH, TORCH_XLA = "2.9", "2.9.0"
 """The last release of torch_xla, and the torch it loads with."""
@@ -18,14 +17,6 @@ def installation_problem() -> str | None:
     if torch_xla.partition("+")[0] != TORCH_XLA or not torch.startswith(f"{TORCH}."):
         return f"torch {torch} and torch_xla {torch_xla} do not fit; {_INSTALL}"
     return None
-
-
-def hosts_problem(num_hosts: int, environment: Mapping[str, str]) -> str | None:
-    """Why so many hosts cannot share a model: only a TPU's runtime knows the devices of all of them."""
-    kind = environment.get("PJRT_DEVICE", "")
-    if num_hosts == 1 or kind == "TPU":
-        return None
-    return f"PJRT_DEVICE is {kind!r}; backend xla shares a model among {num_hosts} hosts on TPUs only: set it to TPU"
 
 
 def versions() -> dict[str, str]:

@@ -1,15 +1,12 @@
 """What is wrong with an installation, or with where programs are kept, is known before torch_xla is imported."""
 
 import json
-import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from ostrya.engine.backends import xla_bridge, xla_cache, xla_versions
-from ostrya.errors import ConfigError
+from ostrya.engine.backends import xla_cache, xla_versions
 
 INSTALL = "pip install 'ostrya[xla]' in a venv of its own (torch==2.9.*, torch_xla==2.9.0)"
 
@@ -37,23 +34,6 @@ def test_a_pair_that_does_not_fit_is_one_line(
 
     monkeypatch.setattr("importlib.metadata.version", version)
     assert xla_versions.installation_problem() == (problem and f"{problem}; {INSTALL}")
-
-
-def test_several_hosts_share_a_model_on_tpus_only() -> None:
-    assert xla_versions.hosts_problem(4, {"PJRT_DEVICE": "TPU"}) is None
-    assert xla_versions.hosts_problem(1, {}) is None
-    expected = "PJRT_DEVICE is ''; backend xla shares a model among 4 hosts on TPUs only: set it to TPU"
-    assert xla_versions.hosts_problem(4, {}) == expected
-
-
-@pytest.mark.parametrize("num_devices", [1, 16])
-def test_hosts_share_all_devices_or_none(num_devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = SimpleNamespace(global_runtime_device_count=lambda: 32, device_type=lambda: "TPU")
-    monkeypatch.setitem(sys.modules, "torch_xla.runtime", runtime)
-    monkeypatch.setenv("PJRT_DEVICE", "TPU")
-    expected = f"tensor_parallel is {num_devices}; 4 hosts have 32 TPU devices: set it to 32"
-    with pytest.raises(ConfigError, match=expected):
-        xla_bridge.start(num_devices, num_hosts=4)
 
 
 def test_each_identity_has_a_directory_of_its_own_that_says_whose_it_is(tmp_path: Path) -> None:
