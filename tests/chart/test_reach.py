@@ -36,7 +36,7 @@ def pool(**values: object) -> Tree:
 
 V6E_8 = pool(backend="xla", slice={"generation": "v6e", "machineType": "ct6e-standard-8t", "topology": "2x4"})
 SIMULATED = pool(backend="roofline", simulate={"model": "kimi-k3", "slice": "tpu7x-16"})
-V6E_2X4 = pool(backend="xla", slice={"generation": "v6e", "machineType": "ct6e-standard-4t", "topology": "2x4"})
+V6E_2X4 = pool(backend="torchtpu", slice={"generation": "v6e", "machineType": "ct6e-standard-4t", "topology": "2x4"})
 OPERATOR: Tree = {"monitoring": {"provider": "prometheus-operator"}}
 KUBERNETES: Tree = {"discovery": "kubernetes"}
 MAINTENANCE: Tree = KUBERNETES | {"maintenance": {"enabled": True}}
