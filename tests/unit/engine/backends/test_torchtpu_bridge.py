@@ -15,7 +15,8 @@ TORCH_TPU = {
     "torch_tpu._internal.compile.async_compile",
     "torch_tpu._internal.compile._backend.AsyncCompilationSubmitted",
 }
-"""Of torch-tpu 0.2.0, read in the wheel from PyPI."""
+"""Of torch-tpu 0.2.0, read in the wheel from PyPI, and found there by the bridge itself over an empty PJRT plug-in
+(TPU_LIBRARY_PATH), without a device; PerfStats has num_compilations there."""
 CALLS = {"async_compile": {"fn", "warmup_inputs"}, "jax_op": {"name", "fn", "donate_argnums"}}
 """Their parameters there, as far as we pass them."""
 

@@ -16,10 +16,9 @@ Run = Callable[..., object]
 
 @dataclass(slots=True)
 class CacheStats:
-    """Nothing is ever found."""
+    """As far as it is asked for."""
 
-    num_cache_reqs: int = 0
-    num_cache_hits: int = 0
+    num_compilations: int = 0
 
 
 _STATS = CacheStats()
@@ -61,7 +60,7 @@ class TpuBackend:
 
 
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Run:
-    _STATS.num_cache_reqs += 1
+    _STATS.num_compilations += 1
     tracing = TracingContext.get()
     written = tracing.fw_metadata.mutated_inp_runtime_indices if tracing.fw_metadata else []
     ops = Counter(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
