@@ -108,7 +108,7 @@ CASES: dict[str, Case] = {
     "poolDefaults.engine.pageSize": Case(32),
     "poolDefaults.engine.maxContextTokens": Case(4096),
     "poolDefaults.engine.maxPrefillChunkTokens": Case(256),
-    "poolDefaults.slice.machineType": Case("ct6e-standard-4t", V6E_8),
+    "poolDefaults.slice.machineType": Case("ct6e-standard-4t", merged(V6E_8, pool(backend="torchtpu"))),
     "poolDefaults.slice.topology": Case("4x4", V6E_2X4),
     "poolDefaults.compileCache.type": Case("pvc", V6E_8, pool(compileCache={"claimName": "c"})),
     "poolDefaults.compileCache.sizeLimit": Case("3Gi", V6E_8),

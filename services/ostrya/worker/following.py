@@ -121,7 +121,7 @@ class Following:
             self._restarting()
 
     async def _once(self, stop: asyncio.Event) -> str:
-        """Starts the ranks; why one ended, after which none is left. ModelLoadError when one of them cannot be ended."""
+        """Starts the ranks; why one ended, after which none is left. ModelLoadError when one cannot be ended."""
         ranks: list[_Rank] = []
         reading: list[asyncio.Task[None]] = []
         try:
