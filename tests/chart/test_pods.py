@@ -260,7 +260,7 @@ def test_a_compute_class_replaces_the_tpu_labels() -> None:
 
 @pytest.mark.parametrize("slice_values", [V6E, V6E | {"machineType": "ct6e-standard-4t", "topology": "4x4"}])
 def test_a_kueue_queue_labels_the_workload(slice_values: dict[str, str]) -> None:
-    pool: Tree = {"backend": "xla", "slice": slice_values, "kueueQueue": "tpus"}
+    pool: Tree = {"backend": "torchtpu", "slice": slice_values, "kueueQueue": "tpus"}
     shown = render({"pools": {"default": pool}})
     (worker, *_) = pods(shown, "worker")
     assert worker.owner.metadata.labels["kueue.x-k8s.io/queue-name"] == "tpus"

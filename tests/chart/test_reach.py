@@ -36,7 +36,7 @@ def pool(**values: object) -> Tree:
 
 V6E_8 = pool(backend="xla", slice={"generation": "v6e", "machineType": "ct6e-standard-8t", "topology": "2x4"})
 SIMULATED = pool(backend="roofline", simulate={"model": "kimi-k3", "slice": "tpu7x-16"})
-V6E_2X4 = pool(backend="xla", slice={"generation": "v6e", "machineType": "ct6e-standard-4t", "topology": "2x4"})
+V6E_2X4 = pool(backend="torchtpu", slice={"generation": "v6e", "machineType": "ct6e-standard-4t", "topology": "2x4"})
 OPERATOR: Tree = {"monitoring": {"provider": "prometheus-operator"}}
 KUBERNETES: Tree = {"discovery": "kubernetes"}
 MAINTENANCE: Tree = KUBERNETES | {"maintenance": {"enabled": True}}
@@ -108,7 +108,7 @@ CASES: dict[str, Case] = {
     "poolDefaults.engine.pageSize": Case(32),
     "poolDefaults.engine.maxContextTokens": Case(4096),
     "poolDefaults.engine.maxPrefillChunkTokens": Case(256),
-    "poolDefaults.slice.machineType": Case("ct6e-standard-4t", V6E_8),
+    "poolDefaults.slice.machineType": Case("ct6e-standard-4t", merged(V6E_8, pool(backend="torchtpu"))),
     "poolDefaults.slice.topology": Case("4x4", V6E_2X4),
     "poolDefaults.compileCache.type": Case("pvc", V6E_8, pool(compileCache={"claimName": "c"})),
     "poolDefaults.compileCache.sizeLimit": Case("3Gi", V6E_8),

@@ -279,7 +279,7 @@ TWO_POOLS: Tree = {
     "pools": {
         "default": {},
         "large": {
-            "backend": "xla",
+            "backend": "torchtpu",
             "slice": {"generation": "v6e", "machineType": "ct6e-standard-4t", "topology": "4x4"},
         },
     },
@@ -300,7 +300,7 @@ def test_two_pools_share_no_object_and_no_pod() -> None:
 def test_a_pool_may_change_between_one_host_and_several() -> None:
     """The LeaderWorkerSet controller makes a StatefulSet and a Service of the set's own name."""
     one, several = (
-        render(TWO_POOLS | {"pools": {"large": {"backend": "xla", "slice": slice_values}, "default": None}})
+        render(TWO_POOLS | {"pools": {"large": {"backend": "torchtpu", "slice": slice_values}, "default": None}})
         for slice_values in (
             {"generation": "v6e", "machineType": "ct6e-standard-8t", "topology": "2x4"},
             {"generation": "v6e", "machineType": "ct6e-standard-4t", "topology": "4x4"},

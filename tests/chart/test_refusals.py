@@ -14,7 +14,7 @@ def pool(**values: object) -> Tree:
 
 
 def tpu(slice_values: Tree, **values: object) -> Tree:
-    return pool(backend="xla", slice=slice_values, **values)
+    return pool(backend="torchtpu", slice=slice_values, **values)
 
 
 def refusal(values: Tree) -> str:
@@ -212,6 +212,10 @@ IMPOSSIBLE: dict[str, tuple[Tree, tuple[str, ...]]] = {
         ("simulate is set but backend is cpu", "set backend to roofline"),
     ),
     "a TPU backend without a slice": (pool(backend="xla"), ("backend xla needs a TPU", "slice.generation")),
+    "several hosts for a backend of one": (
+        pool(backend="xla", slice=V6E_16),
+        ("backend is xla", "4x4 of ct6e-standard-4t has 4 hosts", "set backend to torchtpu"),
+    ),
     "several hosts in a StatefulSet": (
         tpu(V6E_16, workload="StatefulSet"),
         ("workload is StatefulSet", "4x4", "4 hosts", "LeaderWorkerSet, or auto"),

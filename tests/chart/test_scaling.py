@@ -91,7 +91,7 @@ def test_workers_scale_by_whole_slices(
 ) -> None:
     pool: Tree = {"autoscaling": autoscaling}
     if slice_values is not None:
-        pool |= {"backend": "xla", "slice": slice_values}
+        pool |= {"backend": "torchtpu", "slice": slice_values}
     shown = render({"pools": {"default": pool}, "monitoring": {"provider": provider}})
     ((target, fewest, most),) = targets(shown)
     assert (target.kind, target.api_version, fewest, most) == (kind, api_version, 2, 6)

@@ -24,7 +24,7 @@ PRESETS = {
 }
 
 
-def values(generation: str, machine_type: str, topology: str, *, backend: str = "xla") -> Tree:
+def values(generation: str, machine_type: str, topology: str, *, backend: str = "torchtpu") -> Tree:
     slice_values = {"generation": generation, "machineType": machine_type, "topology": topology}
     return {"pools": {"default": {"backend": backend, "slice": slice_values}}}
 
@@ -117,7 +117,7 @@ def test_every_other_topology_is_refused_for_a_machine_type(machine_type: str) -
 
 
 def test_the_runtime_of_a_tpu_worker_needs_no_metadata_server() -> None:
-    rendered = render(values("v6e", "ct6e-standard-8t", "2x4"))
+    rendered = render(values("v6e", "ct6e-standard-8t", "2x4", backend="xla"))
     (worker,) = pods(rendered, "worker")
     env = dict(command_of(rendered, worker, worker.main).env)
     # Without the second, torch_xla asks the metadata server, which the policies do not let it reach.
@@ -128,8 +128,8 @@ def test_the_runtime_of_a_tpu_worker_needs_no_metadata_server() -> None:
 @pytest.mark.parametrize("topology", ["2x2", "4x4"])
 def test_torchtpu_is_told_how_its_slice_lies_and_where_programs_stay(topology: str) -> None:
     told = []
-    for backend in ("xla", "torchtpu"):
-        shown = render(values("v6e", "ct6e-standard-4t", topology, backend=backend))
+    for backend, shape in (("xla", "2x2"), ("torchtpu", topology)):
+        shown = render(values("v6e", "ct6e-standard-4t", shape, backend=backend))
         told += [options(command_of(shown, pod, pod.main)) for pod in pods(shown, "worker")]
     found = {(one["backend"], one["slice_topology"], one["compile_cache"]) for one in told}
     assert found == {("xla", "", ""), ("torchtpu", topology, "/var/cache/ostrya/torchtpu")}

@@ -70,6 +70,9 @@
 {{- end -}}
 {{- fail (printf "%s.engine.tensorParallel is %v; backend %s takes 1, or null" .where $parallel .backend) -}}
 {{- end -}}
+{{- if and (eq .backend "xla") (gt (int .hosts) 1) -}}
+{{- fail (printf "%s: backend is xla, which runs on one host, but slice %s of %s has %v hosts; set backend to torchtpu, or take a slice of one host" .where .slice.topology .slice.machineType .hosts) -}}
+{{- end -}}
 {{- $_ := set . "tensorParallel" $parallel -}}
 {{- if lt (int .engine.maxStepTokens) (int .engine.maxRunning) -}}
 {{- fail (printf "%s.engine.maxStepTokens is %v, below maxRunning %v; every running request takes at least one token of a step: raise it or lower maxRunning" .where .engine.maxStepTokens .engine.maxRunning) -}}

@@ -56,7 +56,6 @@ spec:
           (dict "slice-topology" (eq $pool.backend "torchtpu" | ternary $pool.slice.topology ""))
           (dict "compile-cache" (eq $pool.backend "torchtpu" | ternary "/var/cache/ostrya/torchtpu" ""))
           (dict "tensor-parallel" $pool.tensorParallel)
-          (dict "slice-topology" (eq $pool.backend "torchtpu" | ternary $pool.slice.topology ""))
           (dict "dtype" $pool.engine.dtype)
           (dict "weights" $pool.engine.weights)
           (dict "page-size" $pool.engine.pageSize)

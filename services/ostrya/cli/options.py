@@ -77,7 +77,10 @@ def _parameters(settings: type, environment: bool, words: Mapping[str, Mapping[s
 
 def _number(text: str, words: Mapping[str, int]) -> int:
     """Also of a default, which is a number already."""
-    return words[text] if text in words else int(text)
+    try:
+        return words[text] if text in words else int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number nor {' or '.join(words)}") from None
 
 
 def _defaults(settings: type) -> dict[str, object]:

@@ -75,6 +75,8 @@ def up(
         if backend == "roofline":
             if dtype or weights != "auto":
                 raise ConfigError(["a simulated model is as it was published; leave --dtype and --weights away"])
+            if tp > 1:
+                raise ConfigError([f"tp is {tp}; backend roofline simulates all of --slice: leave --tp away"])
             simulated = _simulated(model, slice_)
         elif slice_:
             raise ConfigError([f"slice is {slice_}; only --backend roofline simulates one"])

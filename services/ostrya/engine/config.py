@@ -77,7 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     overlap: bool = True
     """Plan and launch a step while the one before runs, so that the device does not wait for the host."""
     num_threads: int = 0
-    """Compute threads; 0 = all cores."""
+    """Compute threads of this host, shared among its processes; 0 = all cores."""
     slice_topology: str = ""
     """How the chips of a slice lie, as Kubernetes has it (2x2x4); backend torchtpu, empty = as on this one host."""
     compile_cache: str = ""

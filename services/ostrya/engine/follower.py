@@ -40,6 +40,8 @@ IN_FLIGHT = 4
 MIN_BEAT_S = 0.05
 """Between two, so that rank 0 is not kept busy by them."""
 BLAME_S = 0.5
+MAX_REASON = 4096
+"""Characters: the parent reads lines of 64 KiB at most."""
 _PR_SET_PDEATHSIG = 1
 LEADER_GONE, FAILED = 0, 1
 
@@ -189,7 +191,7 @@ class Follower:
             self._sock.sendall(wire.frame(message))
 
     def _fail(self, why: str) -> Never:
-        why = " ".join(why.split())
+        why = " ".join(why.split())[:MAX_REASON]
         if self._sock is not None and self._sending.acquire(timeout=1.0):
             with contextlib.suppress(OSError):
                 self._sock.sendall(wire.frame(wire.Failed(why)))

@@ -12,7 +12,7 @@ from ostrya.engine.config import EngineConfig
 from ostrya.errors import ConfigError
 
 _RANK_PER_DEVICE = ("cpu", "torchtpu")
-"""Backends with one process a device; the others have one process a host."""
+"""Backends with one process a device; the others are one process, on one host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,12 @@ ONE_HOST = Slice()
 
 
 def ranks_per_host(config: EngineConfig, num_hosts: int) -> int:
-    """Processes on each host. ConfigError if the devices cannot be shared out."""
+    """Processes on each host. ConfigError if the devices cannot be shared out, or the backend takes one host alone."""
     if config.backend not in _RANK_PER_DEVICE:
+        if num_hosts > 1:
+            raise ConfigError(
+                [f"hosts are {num_hosts}; backend {config.backend} runs on one: take one host, or backend torchtpu"]
+            )
         return 1
     if config.tensor_parallel % num_hosts:
         raise ConfigError(

@@ -9,14 +9,14 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.local_ranks import COMMAND, Status, first_line
-from ostrya.engine.process import factory_name
+from ostrya.engine.process import KILL_LIMIT_S, factory_name
 from ostrya.engine.world import Slice, ranks_per_host
 from ostrya.errors import ModelLoadError
 from ostrya.service import logs
@@ -121,7 +121,7 @@ class Following:
             self._restarting()
 
     async def _once(self, stop: asyncio.Event) -> str:
-        """Starts the ranks; why one of them ended, after which none is left."""
+        """Starts the ranks; why one ended, after which none is left. ModelLoadError when one cannot be ended."""
         ranks: list[_Rank] = []
         reading: list[asyncio.Task[None]] = []
         try:
@@ -139,7 +139,7 @@ class Following:
             for rank in ranks:
                 with contextlib.suppress(ProcessLookupError):
                     rank.process.kill() if not _ends(rank) else None
-            await asyncio.gather(*(rank.process.wait() for rank in ranks), *reading)
+            await _gone([*(rank.process.wait() for rank in ranks), *reading])
         return next(rank for rank, task in zip(ranks, reading, strict=True) if task.done()).how_it_ended()
 
     async def _start(self, local_rank: int) -> _Rank:
@@ -162,6 +162,15 @@ class Following:
             host_0 = f"{self._slice.leader}:{self._slice.port}"
             log.info(f"follower: {phase}", extra={"fields": {"host_0": host_0}})
         self._saw(phase, step)
+
+
+async def _gone(ends: Sequence[Awaitable[object]]) -> None:
+    """Waits for what was killed. A device driver can hold a process for ever, and its device with it."""
+    try:
+        async with asyncio.timeout(KILL_LIMIT_S):
+            await asyncio.gather(*ends)
+    except TimeoutError as error:
+        raise ModelLoadError(f"a rank of this host is still there {KILL_LIMIT_S:.0f} s after SIGKILL") from error
 
 
 def _ends(rank: _Rank) -> bool:

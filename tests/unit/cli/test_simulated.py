@@ -55,6 +55,7 @@ def test_what_is_none_is_refused_with_the_names_there_are(tmp_path: Path) -> Non
         (("--model", "kimi-k3"), "slice is empty; backend roofline needs the one to simulate"),
         (("--model", "kimi", "--slice", "tpu7x-16"), "model 'kimi' is not known"),
         (("--model", "kimi-k3", "--slice", "tpu7x-16", "--weights", "int4"), "leave --dtype and --weights away"),
+        (("--model", "kimi-k3", "--slice", "tpu7x-16", "--tp", "2"), "tp is 2; backend roofline simulates all of"),
     ],
 )
 def test_up_refuses_before_it_starts_anything(words: tuple[str, ...], refusal: str) -> None:

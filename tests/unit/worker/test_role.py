@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ostrya.engine.config import EngineConfig
@@ -112,3 +113,14 @@ def test_ranks_lie_one_after_another_over_equal_hosts() -> None:
     assert [World(rank=rank, size=8, num_hosts=2).local_rank for rank in range(8)] == [0, 1, 2, 3] * 2
     with pytest.raises(ConfigError, match="tensor_parallel is 8; it must be a multiple of the number of hosts, 3"):
         ranks_per_host(config, 3)
+
+
+@pytest.mark.parametrize("backend", ["xla", "roofline"])
+def test_a_backend_of_one_host_is_refused_on_several(backend: str) -> None:
+    fields = {"model_path": "/", "model_name": "m", "tokenizer_fingerprint": "", "backend": backend}
+    config = msgspec.convert(fields, EngineConfig)
+    assert ranks_per_host(config, 1) == 1
+    with pytest.raises(
+        ConfigError, match=f"hosts are 4; backend {backend} runs on one: take one host, or backend torchtpu"
+    ):
+        ranks_per_host(config, 4)

@@ -52,7 +52,7 @@ _StepResult = tuple[npt.NDArray[np.int32], Scores | None]
 def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner", LoadedModel]:
     """Reads the weights and sets the KV pages aside. ModelLoadError when they cannot be used, ConfigError for a
     context too long, or for a model that cannot be divided among the processes of `world`."""
-    threads = config.num_threads or max(1, (os.cpu_count() or 1) // world.size)
+    threads = max(1, (config.num_threads or os.cpu_count() or 1) * world.num_hosts // world.size)
     # Loading takes more memory than what stays. glibc keeps what is freed until it is told to trim (200 MB of 650 for
     # SmolLM2 at 4 bits), and what lies at the end of another arena than the first also then (100 MB).
     _glibc("mallopt", _M_ARENA_MAX, 1)

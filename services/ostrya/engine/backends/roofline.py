@@ -39,12 +39,7 @@ _Allowed = npt.NDArray[np.bool_]
 
 
 def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["RooflineRunner", LoadedModel]:
-    """A RunnerFactory. ConfigError if the model is not known or does not fit on the slice, or this is one of several
-    hosts."""
-    if world.size > 1:
-        raise ConfigError(
-            [f"hosts are {world.num_hosts}; backend roofline simulates all hosts of a slice: it must be 1"]
-        )
+    """A RunnerFactory. ConfigError if the model is not known or does not fit on the slice."""
     began = time.monotonic()
     found = simulated(config)
     limit = found.spec.max_context_tokens

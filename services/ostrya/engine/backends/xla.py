@@ -43,7 +43,7 @@ from ostrya.engine.models.weights import read_weights
 from ostrya.engine.plan import Bucket, Scores, StepPlan, fed_forward, scratch_plan
 from ostrya.engine.types import Memory
 from ostrya.engine.world import ALONE, World
-from ostrya.errors import ConfigError, ModelLoadError
+from ostrya.errors import ModelLoadError
 
 T = TypeVar("T")
 
@@ -70,8 +70,6 @@ class _Launched(NamedTuple):
 def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["XlaRunner", LoadedModel]:
     """Reads the weights onto the devices of this host. ModelLoadError when they or torch_xla cannot be used,
     ConfigError for what cannot be divided so, or for more devices than there are."""
-    if world.size > 1:
-        raise ConfigError([f"backend xla serves on one host; there are {world.num_hosts}: take a slice of one"])
     started = time.perf_counter()
     device_thread = ThreadPoolExecutor(1, "device")
     try:

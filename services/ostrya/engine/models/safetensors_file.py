@@ -109,7 +109,7 @@ def _entry(path: Path, name: str, value: object, data_start: int) -> Entry:
                 _refuse(path, f"corrupt: tensor {name} lies at bytes {start} to {end}")
             expected = math.prod(shape) * _BITS[dtype] if dtype in _BITS else 8 * (end - start)
             if 8 * (end - start) != expected:
-                what = f"tensor {name} has {end - start} bytes; {dtype} {shape!r:.80} takes {expected / 8:.0f}"
+                what = f"tensor {name} has {end - start} bytes, which are not those of {dtype} {shape!r:.80}"
                 _refuse(path, f"corrupt: {what}")
             return Entry(path, dtype[:16], tuple(shape), data_start + start, end - start)
     _refuse(path, f"corrupt: of tensor {name} its header does not say dtype, shape and data_offsets")
