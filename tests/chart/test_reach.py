@@ -172,7 +172,7 @@ BY_TYPE: dict[str, object] = {
 
 EXCEPTIONS = {
     "global": "Helm's own; the chart reads nothing of it",
-    "poolDefaults.engine.tensorParallel": "any other than the slice's chips is refused: test_refusals.py, test_tpu.py",
+    "poolDefaults.engine.tensorParallel": "any other than the slice's devices is refused: test_refusals.py, test_tpu",
     "poolDefaults.slice.generation": "no machine type is of two generations: each is rendered in test_tpu.py",
     "poolDefaults.router": "the same schema as router, whose leaves a pool overrides below",
 }

@@ -138,15 +138,15 @@ def test_a_wrong_value_is_named_with_what_is_allowed(what: str) -> None:
 IMPOSSIBLE: dict[str, tuple[Tree, tuple[str, ...]]] = {
     "fewer devices than chips": (
         tpu(V6E_8, engine={"tensorParallel": 4}),
-        ("pools.default.engine.tensorParallel is 4", "2x4 has 8 chips", "set 8"),
+        ("pools.default.engine.tensorParallel is 4", "2x4 has 8 devices", "set 8"),
     ),
     "more devices than chips": (
         tpu(V6E_8, engine={"tensorParallel": 16}),
-        ("pools.default.engine.tensorParallel is 16", "2x4 has 8 chips", "set 8"),
+        ("pools.default.engine.tensorParallel is 16", "2x4 has 8 devices", "set 8"),
     ),
     "a multi-host slice with the devices of one host": (
         tpu(V6E_16, engine={"tensorParallel": 4}),
-        ("tensorParallel is 4", "4x4 has 16 chips", "set 16"),
+        ("tensorParallel is 4", "4x4 has 16 devices", "set 16"),
     ),
     "devices on CPUs": (pool(engine={"tensorParallel": 2}), ("tensorParallel is 2", "backend cpu takes 1")),
     "a generation that is not": (

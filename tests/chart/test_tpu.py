@@ -39,7 +39,7 @@ def assert_runs_on(rendered: Render, expected: Slice) -> None:
         assert pod.spec.node_selector["cloud.google.com/gke-tpu-accelerator"] == expected.accelerator
         assert pod.spec.node_selector["cloud.google.com/gke-tpu-topology"] == expected.topology
         assert any(one.get("key") == "google.com/tpu" for one in pod.spec.tolerations)
-        assert options(command_of(rendered, pod, pod.main))["tensor_parallel"] == expected.chips
+        assert options(command_of(rendered, pod, pod.main))["tensor_parallel"] == expected.devices
     owner = workers[0].owner
     if expected.hosts == 1:
         assert owner.kind == "StatefulSet"
@@ -76,16 +76,16 @@ def test_a_worker_of_a_preset_fits_its_machine(name: str) -> None:
             assert amount(init.resources.requests["cpu"]) <= 0.9 * cpus
 
 
-# Stays free on each chip for activations, compiled programs and the runtime: a step of 2048 tokens of the widest of
+# Stays free on each device for activations, compiled programs and the runtime: a step of 2048 tokens of the widest of
 # these models takes well below 1 GB (2048 x 16384 x 2 bytes = 67 MB a tensor), the runtime about as much.
 FREE_GB = 2.0
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_weights_and_pages_of_a_preset_fit_into_the_memory_of_its_chips(name: str) -> None:
-    """Per chip: weights / chips + tokens x 2 (K and V) x layers x KV heads of the chip x head dim x bytes.
+def test_weights_and_pages_of_a_preset_fit_into_the_memory_of_its_devices(name: str) -> None:
+    """Per device: weights / devices + tokens x 2 (K and V) x layers x KV heads of the device x head dim x bytes.
 
-    Chips share out weights and KV heads; where there are more chips than KV heads, each still holds one.
+    Devices share out weights and KV heads; where there are more devices than KV heads, each still holds one.
     """
     rendered = preset(name)
     (leader,) = [pod for pod in pods(rendered, "worker") if pod.leads]
@@ -94,10 +94,10 @@ def test_weights_and_pages_of_a_preset_fit_into_the_memory_of_its_chips(name: st
     model = MODELS[Path(str(asked["model"])).name]
     assert asked["dtype"] == "bfloat16"
     tokens = int(str(asked["num_pages"])) * int(str(asked["page_size"]))
-    kv_heads = math.ceil(model.kv_heads / expected.chips)
+    kv_heads = math.ceil(model.kv_heads / expected.devices)
     pages_gb = tokens * 2 * model.layers * kv_heads * model.head_dim * BFLOAT16_BYTES / 1e9
-    weights_gb = model.billions * BFLOAT16_BYTES / expected.chips
-    assert weights_gb + pages_gb + FREE_GB <= HBM_GB[expected.generation]
+    weights_gb = model.billions * BFLOAT16_BYTES / expected.devices
+    assert weights_gb + pages_gb + FREE_GB <= HBM_GB[expected.generation] / expected.devices_per_chip
     for volume in leader.spec.volumes:
         if volume["name"] == "model" and "emptyDir" in volume:
             assert amount(volume["emptyDir"]["sizeLimit"]) >= model.billions * BFLOAT16_BYTES * 1e9  # type: ignore[index]

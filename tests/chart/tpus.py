@@ -19,6 +19,14 @@ class Slice(NamedTuple):
     def chips(self) -> int:
         return self.chips_per_host * self.hosts
 
+    @property
+    def devices_per_chip(self) -> int:
+        return 2 if self.generation == "tpu7x" else 1
+
+    @property
+    def devices(self) -> int:
+        return self.chips * self.devices_per_chip
+
 
 V5E = ("v5e", "tpu-v5-lite-podslice")
 V5P = ("v5p", "tpu-v5p-slice")

@@ -62,11 +62,11 @@
 {{- if and (not .tpu) (not $onCpu) -}}
 {{- fail (printf "%s: backend %s needs a TPU; set slice.generation, slice.machineType and slice.topology" .where .backend) -}}
 {{- end -}}
-{{- $chips := .tpu | ternary .derived.chips 1 -}}
-{{- $parallel := .engine.tensorParallel | default $chips -}}
-{{- if ne (int $parallel) (int $chips) -}}
+{{- $devices := .tpu | ternary .derived.devices 1 -}}
+{{- $parallel := .engine.tensorParallel | default $devices -}}
+{{- if ne (int $parallel) (int $devices) -}}
 {{- if .tpu -}}
-{{- fail (printf "%s.engine.tensorParallel is %v but slice %s has %v chips; a replica uses all of them: set %v, or null" .where $parallel .slice.topology $chips $chips) -}}
+{{- fail (printf "%s.engine.tensorParallel is %v but slice %s has %v devices; a replica uses all of them: set %v, or null" .where $parallel .slice.topology $devices $devices) -}}
 {{- end -}}
 {{- fail (printf "%s.engine.tensorParallel is %v; backend %s takes 1, or null" .where $parallel .backend) -}}
 {{- end -}}

@@ -32,6 +32,8 @@ tpu7x:
   accelerator: tpu7x
   type: tpu7x
   cores: 2
+  # Its two cores are two devices; those of the others are one.
+  devicesPerChip: 2
   machines:
     tpu7x-standard-1t: {chips: 1, topologies: ["1x1x1"]}
     tpu7x-standard-4t:
@@ -39,7 +41,7 @@ tpu7x:
       topologies: ["2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x4x12", "4x8x8"]
 {{- end -}}
 
-{{/* The slice of a pool as JSON: accelerator, chips, hosts, chipsPerHost, type, and ambiguous, which is true where another
+{{/* The slice of a pool as JSON: accelerator, chips, devices, hosts, chipsPerHost, type, and ambiguous, which is true where another
      machine type forms the same topology. {} without a slice. Takes where (for messages) and slice. */}}
 {{- define "ostrya.slice" -}}
 {{- $slice := .slice -}}
@@ -75,6 +77,6 @@ tpu7x:
 {{- end -}}
 {{- $chips := 1 -}}
 {{- range splitList "x" $slice.topology -}}{{- $chips = mul $chips (atoi .) -}}{{- end -}}
-{{- dict "accelerator" $generation.accelerator "chips" $chips "chipsPerHost" $machine.chips "hosts" (div $chips $machine.chips) "type" (printf "%s-%d" $generation.type (mul $chips $generation.cores)) "ambiguous" (gt (len $forming) 1) | toJson -}}
+{{- dict "accelerator" $generation.accelerator "chips" $chips "devices" (mul $chips ($generation.devicesPerChip | default 1)) "chipsPerHost" $machine.chips "hosts" (div $chips $machine.chips) "type" (printf "%s-%d" $generation.type (mul $chips $generation.cores)) "ambiguous" (gt (len $forming) 1) | toJson -}}
 {{- end -}}
 {{- end -}}

@@ -67,7 +67,8 @@ def this_machine(*, sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Machi
         has_libtpu=_has_libtpu(),
         generation=generation,
         topologies=topologies,
-        num_devices=len(found),
+        # On the bus are chips (as torch_xla and jax count them too).
+        num_devices=len(found) * (CHIPS[generation].devices_per_chip if generation in CHIPS else 1),
     )
 
 

@@ -33,7 +33,7 @@ from ostrya.engine.backends.static_ops import StaticBuilder, kv_shape
 from ostrya.engine.backends.step_inputs import AttentionInputs, Layout
 from ostrya.engine.backends.torchtpu_machine import this_machine
 from ostrya.engine.backends.xla_bridge import Devices, Program
-from ostrya.engine.backends.xla_step import Model, head_of, step_of, whole_vocabulary
+from ostrya.engine.backends.xla_step import Model, head_of, step_of, whole_of
 from ostrya.engine.buckets import MIN_ROWS, Growth
 from ostrya.engine.config import CPU_PAGES, EngineConfig
 from ostrya.engine.memory import accounted, require_room, scratch_bytes
@@ -205,6 +205,8 @@ class XlaRunner:
         self._device, self._results = device_thread, ThreadPoolExecutor(1, "results")
         self._programs: dict[Bucket, tuple[Layout, Program]] = {}
         self._head: Program | None = None
+        self._whole: dict[int, Program] = {}
+        """Of each number of rows."""
         self._kv: list[torch.Tensor] = []
         self._last_tokens_L = devices.put(torch.zeros(model.num_last, dtype=torch.int32))
         self._shapes: set[Bucket] = set()
@@ -236,6 +238,8 @@ class XlaRunner:
                 *(number, len(buckets), bucket.tokens, bucket.rows, bucket.pages, program.compile_s),
             )
         self._on_device(self._compiled_head)
+        for num_rows in sorted({bucket.rows for bucket in buckets}):
+            self._on_device(self._compiled_whole, num_rows)
         for bucket in buckets:
             self.execute(scratch_plan(bucket)).tokens()
         self._warm = True
@@ -279,7 +283,8 @@ class XlaRunner:
         if plan.processors is not None:
             plan = fed_forward(plan, last_tokens_L.cpu().numpy())
         host_TD = x_TD.cpu() if plan.scoring is not None else x_TD
-        done = choose(plan, whole_vocabulary(logits_SRV.cpu()), partial(self._logits_after, host_TD))
+        _, (logits_RV,) = self._compiled_whole(plan.bucket.rows)([logits_SRV])
+        done = choose(plan, logits_RV.cpu(), partial(self._logits_after, host_TD))
         tokens_L = np.zeros(self._model.num_last, np.int32)
         tokens_L[: len(done[0])] = done[0]
         self._last_tokens_L = self._devices.put_inputs(torch.from_numpy(tokens_L))
@@ -287,8 +292,8 @@ class XlaRunner:
 
     def _logits_after(self, x_TD: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
         """logits_NV of these tokens of a step, which is on the host."""
-        _, (logits_SNV,) = self._compiled_head()([self._devices.put_inputs(x_TD[index_N])])
-        return whole_vocabulary(logits_SNV.cpu())
+        _, (logits_NV,) = self._compiled_head()([self._devices.put_inputs(x_TD[index_N])])
+        return logits_NV.cpu()
 
     @torch.no_grad()
     def _compiled(self, bucket: Bucket) -> Program:
@@ -315,6 +320,15 @@ class XlaRunner:
             self._devices.wait()
             self._head = Program(head_of(self._model), [x_ND], num_donated=0)
         return self._head
+
+    @torch.no_grad()
+    def _compiled_whole(self, num_rows: int) -> Program:
+        if num_rows not in self._whole:
+            zeros = torch.zeros(self._devices.count, num_rows, self._model.spec.vocab_size)
+            logits_SRV = self._devices.put(zeros, divided=0)
+            self._devices.wait()
+            self._whole[num_rows] = Program(whole_of(self._model), [logits_SRV], num_donated=0)
+        return self._whole[num_rows]
 
     def _empty_kv(self) -> list[torch.Tensor]:
         """kv_ASCH of each layer."""

@@ -58,12 +58,17 @@ def step_of(model: Model, layout: Layout) -> Callable[..., tuple[torch.Tensor, .
 
 
 def head_of(model: Model) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """x_ND -> logits_SNV: of any token of a step."""
+    """x_ND -> logits_NV: of any token of a step."""
 
     def head(x_ND: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (model.marked(model.weights.head(model.weights.norm(x_ND)).float(), 0),)
+        return (model.marked(_whole_vocabulary(model.weights.head(model.weights.norm(x_ND)).float()), None),)
 
     return head
+
+
+def whole_of(model: Model) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """logits_SRV -> logits_RV. What lies divided is not fetched: torch_xla compiles a program for that, each time."""
+    return lambda logits_SRV: (model.marked(_whole_vocabulary(logits_SRV), None),)
 
 
 def greedy(logits_SRV: torch.Tensor) -> torch.Tensor:
@@ -74,6 +79,6 @@ def greedy(logits_SRV: torch.Tensor) -> torch.Tensor:
     return (local_R + shard_R * logits_SRV.shape[-1]).int()
 
 
-def whole_vocabulary(logits_SRV: torch.Tensor) -> torch.Tensor:
-    """logits_RV of the whole model, on the host."""
+def _whole_vocabulary(logits_SRV: torch.Tensor) -> torch.Tensor:
+    """logits_RV of the whole model."""
     return logits_SRV.transpose(0, 1).flatten(1)

@@ -179,3 +179,10 @@ def test_a_cache_that_cannot_be_written_is_said_and_is_no_reason_to_stop(tmp_pat
     assert (
         found == f"compile_cache {tmp_path}/file cannot be written (File exists); programs are compiled at every start"
     )
+
+
+def test_a_chip_of_tpu7x_is_two_devices(tmp_path: Path) -> None:
+    pci_device(tmp_path, "0000:00:00.0", vendor="0x1ae0", device="0x0076", group="0")
+    (tmp_path / "dev/vfio").mkdir(parents=True)
+    (tmp_path / "dev/vfio/0").touch()
+    assert this_machine(sys=tmp_path / "sys", dev=tmp_path / "dev").num_devices == 2
