@@ -337,7 +337,9 @@ class XlaRunner:
             num_slots, num_heads, head_dim = kv_shape(self._model.spec, i, num_slots=self._num_slots)
             zeros = torch.zeros(num_slots, self._devices.count, num_heads, head_dim, dtype=self._dtype)
             made.append(self._devices.put(zeros, divided=1))
-        self._devices.wait()
+            # One layer's at a time is in the host's memory.
+            del zeros
+            self._devices.wait()
         return made
 
 
