@@ -12,10 +12,10 @@ from ostrya.engine.config import EngineConfig
 from ostrya.engine.models.source import open_source
 from ostrya.engine.process import EngineProcess
 from tests.fakes import tpu
-from tests.numerics.test_replica import answers
 from tests.numerics.tiny_families import FAMILIES
 from tests.sharded import workload
 from tests.sharded.shard_process import Job, run, together
+from tests.sharded.test_replica import answers
 
 FACTORY = "tests.fakes.tpu:load_runner"
 FEW_SHAPES = {"max_step_tokens": 16}
