@@ -145,7 +145,7 @@ class Devices:
         use_kernel: bool = True,
     ) -> torch.Tensor:
         """A RaggedKernel. The partitioner cannot look into a kernel: each device is given its shard of it by hand."""
-
+        importlib.import_module("torch_xla.experimental.custom_kernel")  # registers the operator
         whole_shape = q_STNH.shape
         q_STNH, kv_ASCH = self._own_shard(q_STNH, 0), self._own_shard(kv_ASCH, 1)
         kv_pages = kv_ASCH.view(kv_ASCH.shape[0] // page_size, page_size, *kv_ASCH.shape[2:])
