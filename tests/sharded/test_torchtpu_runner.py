@@ -16,7 +16,7 @@ def test_steps_are_launched_at_once_and_late_programs_are_noticed(tmp_path: Path
     path = replace(qwen3, config={**qwen3.config, "num_hidden_layers": 1}).write(tmp_path / "m")
     ended = subprocess.run(
         [sys.executable, "-m", "tests.sharded.torchtpu_alone", str(path)],
-        cwd=Path(__file__).parents[4],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, **tpu.environment(tmp_path / "log")},
         capture_output=True,
         text=True,
