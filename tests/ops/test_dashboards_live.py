@@ -98,13 +98,14 @@ def test_every_recording_rule_has_recorded_a_number(seen: Observed) -> None:
 
 
 def test_every_selector_of_every_alert_finds_series(seen: Observed) -> None:
-    missing = []
+    # But the one that takes off what only a slice's other hosts have; they export it in test_slice_lost.py.
+    missing, expected = [], [("ScrapeMissing", "ostrya_worker_follower_phase{}")]
     for rule in rules("alerts.yaml"):
         for selector in selectors(rule["expr"]):
             selector.offset = None  # the stack is younger than the offset
             if not has_data(seen.prometheus.series(str(selector))):
                 missing.append((rule["alert"], str(selector)))
-    assert missing == []
+    assert missing == expected
 
 
 def test_no_rule_fails_and_no_alert_fires_on_a_healthy_stack(seen: Observed) -> None:
