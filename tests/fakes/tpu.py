@@ -13,9 +13,9 @@ import torch
 
 from ostrya.engine.backends import torchtpu, torchtpu_attention
 from ostrya.engine.backends import torchtpu_bridge as bridge
-from ostrya.engine.backends.base import LoadedModel
+from ostrya.engine.backends.base import FutureStep, LoadedModel
 from ostrya.engine.backends.torchtpu_machine import this_machine
-from ostrya.engine.backends.torchtpu_runner import TorchTpuRunner, TorchTpuStep
+from ostrya.engine.backends.torchtpu_runner import TorchTpuRunner
 from ostrya.engine.config import EngineConfig
 from ostrya.engine.plan import Bucket, StepPlan
 from ostrya.engine.world import ALONE, World
@@ -76,7 +76,7 @@ class StrictRunner:
         # Where programs are made, because torch's settings may belong to a thread.
         self._runner._device.submit(setattr, torch._dynamo.config, "error_on_recompile", True).result()
 
-    def execute(self, plan: StepPlan) -> TorchTpuStep:
+    def execute(self, plan: StepPlan) -> FutureStep:
         return self._runner.execute(plan)
 
     def close(self) -> None:

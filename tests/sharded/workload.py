@@ -31,25 +31,6 @@ SAMPLED = (
 """One of each kind of row, mixed in a batch."""
 
 
-def config(model_path: str, **changes: object) -> EngineConfig:
-    """Small pages, chunks and batches, so that little text meets all of it."""
-    made = EngineConfig(
-        model_path=model_path,
-        model_name="m",
-        tokenizer_fingerprint="",
-        dtype="float32",
-        page_size=4,
-        num_pages=512,
-        max_running=8,
-        max_step_tokens=32,
-        max_prefill_chunk_tokens=16,
-        max_context_tokens=CONTEXT_TOKENS,
-        max_inter_token_s=0,
-        num_threads=1,
-    )
-    return msgspec.structs.replace(made, **changes)
-
-
 def real_config(model_path: str, **changes: object) -> EngineConfig:
     """For a real model and prompts of any length."""
     made = EngineConfig(
@@ -64,6 +45,17 @@ def real_config(model_path: str, **changes: object) -> EngineConfig:
         num_threads=1,
     )
     return msgspec.structs.replace(made, **changes)
+
+
+def config(model_path: str, **changes: object) -> EngineConfig:
+    """Small pages, chunks and batches, so that little text meets all of it."""
+    small = {
+        "page_size": 4,
+        "max_step_tokens": 32,
+        "max_prefill_chunk_tokens": 16,
+        "max_context_tokens": CONTEXT_TOKENS,
+    }
+    return real_config(model_path, **{**small, **changes})
 
 
 def answers_at_once(

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -59,6 +60,26 @@ class StepHandle(Protocol):
 
     def scores(self) -> Scores | None:
         """What plan.scoring asked for; None if it asked for nothing. Blocks like tokens()."""
+
+
+StepResult: TypeAlias = tuple[npt.NDArray[np.int32], Scores | None]
+"""Tokens and scores of a step that ended."""
+
+
+class FutureStep:
+    """A StepHandle over a thread's future."""
+
+    def __init__(self, future: Future[StepResult]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def tokens(self) -> npt.NDArray[np.int32]:
+        return self._future.result()[0]
+
+    def scores(self) -> Scores | None:
+        return self._future.result()[1]
 
 
 class Runner(Protocol):

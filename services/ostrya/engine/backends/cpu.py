@@ -11,16 +11,15 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from ostrya.engine.backends.base import LoadedModel
+from ostrya.engine.backends.base import FutureStep, LoadedModel, StepResult
 from ostrya.engine.backends.collectives import Gloo
 from ostrya.engine.backends.cpu_limit import CpuLimit
 from ostrya.engine.backends.cpu_ops import CpuOps, MixerTables
@@ -35,7 +34,7 @@ from ostrya.engine.models.decoder import forward, logits
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.weights import read_weights
-from ostrya.engine.plan import Bucket, Scores, StepPlan, fed_forward, scratch_plan
+from ostrya.engine.plan import Bucket, StepPlan, fed_forward, scratch_plan
 from ostrya.engine.world import ALONE, World
 
 T = TypeVar("T")
@@ -45,8 +44,6 @@ _TOKEN_MULTIPLE = 16
 
 _M_ARENA_MAX = -8
 """glibc's number of the setting."""
-
-_StepResult = tuple[npt.NDArray[np.int32], Scores | None]
 
 
 def load_runner(config: EngineConfig, world: World = ALONE) -> tuple["CpuRunner", LoadedModel]:
@@ -157,11 +154,11 @@ class CpuRunner:
         self._shapes.update(buckets)
         self._warm = True
 
-    def execute(self, plan: StepPlan) -> "CpuStep":
+    def execute(self, plan: StepPlan) -> FutureStep:
         if plan.bucket not in self._shapes:
             self._shapes.add(plan.bucket)
             self._num_late_shapes += self._warm
-        return CpuStep(self._device.submit(_inference, partial(self._step, plan)))
+        return FutureStep(self._device.submit(_inference, partial(self._step, plan)))
 
     def close(self) -> None:
         self._device.shutdown(wait=True)
@@ -169,12 +166,12 @@ class CpuRunner:
         if self._collectives is not None:
             self._collectives.close()
 
-    def _step(self, plan: StepPlan) -> _StepResult:
+    def _step(self, plan: StepPlan) -> StepResult:
         tokens, scores = self._run(fed_forward(plan, self._last_tokens))
         self._last_tokens = tokens
         return tokens, scores
 
-    def _run(self, plan: StepPlan) -> _StepResult:
+    def _run(self, plan: StepPlan) -> StepResult:
         # Nothing is compiled for the shape, so most of the padding need not be computed.
         num_tokens = plan.num_tokens
         if num_tokens > self._kept.layer_rows:
@@ -197,22 +194,6 @@ class CpuRunner:
     def _whole(self, logits_RV: torch.Tensor) -> torch.Tensor:
         """Of the whole vocabulary."""
         return logits_RV if self._collectives is None else gathered(logits_RV, self._collectives)
-
-
-class CpuStep:
-    """A StepHandle over the device thread's future."""
-
-    def __init__(self, future: Future[_StepResult]) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    def tokens(self) -> npt.NDArray[np.int32]:
-        return self._future.result()[0]
-
-    def scores(self) -> Scores | None:
-        return self._future.result()[1]
 
 
 def _inference(work: Callable[[], T]) -> T:

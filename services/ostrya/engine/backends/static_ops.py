@@ -4,7 +4,7 @@ Written over trailing dimensions, so that they serve one shard, and all shards i
 In plain torch, so that they are proved on CPU (tests/numerics/reference.py).
 
 Shapes: see models/ops.py; S shards, h = H / 2 rotary pairs, C = 2K (keys, then values), R rows, P pages of a row,
-L = P * page_size keys of a row, A page_size * pages of the pool: slots.
+A page_size * pages of the pool: slots.
 """
 
 from collections.abc import Callable, Sequence
@@ -127,16 +127,10 @@ class StaticBuilder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticOps:
-    """Ops of one step, from tensors alone. Keys and values lie in kv_ACH, which is written in place."""
+    """Ops of one step, from tensors alone."""
 
     positions_T: torch.Tensor
-    slots_T: torch.Tensor
-    """Where each token's keys and values go, int64."""
-    row_of_T: torch.Tensor
-    page_table_RP: torch.Tensor
-    page_size: int
-    attention: StaticAttention | None = None
-    """Instead of the plain one below, which gathers a row's keys for each of its tokens."""
+    attention: StaticAttention
     _rotations: dict[tuple[Rope, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """Made once a step for all layers with that rope."""
 
@@ -166,32 +160,8 @@ class StaticOps:
     def attend(
         self, qkv_TXH: torch.Tensor, mixer: Attention, kv_ACH: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        sizes = mixer.sizes
-        q_TNH, kv_TCH = qkv_TXH.tensor_split([sizes.num_heads], dim=-2)
-        if self.attention is not None:
-            return self.attention(q_TNH, kv_TCH, mixer, kv_ACH)
-        kv_ACH.index_copy_(kv_ACH.dim() - 3, self.slots_T, kv_TCH)
-        kv_TLCH = self._keys(kv_ACH).index_select(-4, self.row_of_T)
-        k_TLKH, v_TLKH = kv_TLCH.float().chunk(2, dim=-2)
-        q_TKGH = q_TNH.float().reshape(*q_TNH.shape[:-2], sizes.num_kv_heads, -1, sizes.head_dim)
-        scores_TKGL = torch.einsum("...tkgh,...tlkh->...tkgl", q_TKGH, k_TLKH) * mixer.scale
-        weights_TKGL = scores_TKGL.masked_fill(self._hidden(kv_TLCH.shape[-3], mixer)[:, None, None], -1e30).softmax(-1)
-        out_TKGH = torch.einsum("...tkgl,...tlkh->...tkgh", weights_TKGL, v_TLKH)
-        return out_TKGH.flatten(-3).to(qkv_TXH.dtype), kv_ACH
-
-    def _keys(self, kv_ACH: torch.Tensor) -> torch.Tensor:
-        """kv_RLCH: the pages of each row."""
-        *leading, num_slots, num_heads, head_dim = kv_ACH.shape
-        pages = kv_ACH.view(*leading, num_slots // self.page_size, -1).index_select(-2, self.page_table_RP.flatten())
-        return pages.view(*leading, len(self.page_table_RP), -1, num_heads, head_dim)
-
-    def _hidden(self, num_keys: int, mixer: Attention) -> torch.Tensor:
-        """[T, L] whether a key is ahead of the token, or behind its window."""
-        behind_TL = self.positions_T[:, None] - torch.arange(num_keys, device=self.positions_T.device)
-        hidden_TL = behind_TL < 0
-        if mixer.sizes.window_tokens is not None:
-            hidden_TL = hidden_TL | (behind_TL >= mixer.sizes.window_tokens)
-        return hidden_TL
+        q_TNH, kv_TCH = qkv_TXH.tensor_split([mixer.sizes.num_heads], dim=-2)
+        return self.attention(q_TNH, kv_TCH, mixer, kv_ACH)
 
 
 def gated(gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor:

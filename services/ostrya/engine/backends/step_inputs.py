@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ostrya.engine.backends.static_ops import StaticAttention, TokenInputs
+from ostrya.engine.backends.static_ops import StaticAttention, StaticOps, TokenInputs
 from ostrya.engine.plan import I32, Bucket, StepPlan
 
 
@@ -62,6 +62,14 @@ class Layout:
         """Slices: torch_xla's index_select dies of a part that `split` has made."""
         sizes = self.sizes
         return [packed[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+    def begun(self, packed: torch.Tensor, last_tokens_L: torch.Tensor) -> tuple[StaticOps, torch.Tensor, torch.Tensor]:
+        """What a step computes with: its operations, token_ids_T and index_R of the logits."""
+        ids_T, source_T, positions_T, slots_T, index_R, page_table, *parts = self.unpacked(packed)
+        page_table_RP = page_table.view(self.bucket.rows, self.bucket.pages)
+        tokens = TokenInputs(positions_T=positions_T, slots_T=slots_T.long(), page_table_RP=page_table_RP)
+        ops = StaticOps(positions_T=positions_T, attention=self.attention.attention(tokens, parts))
+        return ops, fed_token_ids(ids_T, source_T, last_tokens_L), index_R
 
 
 def fed_token_ids(ids_T: torch.Tensor, source_T: torch.Tensor, last_tokens_L: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from ostrya.engine.backends.static_ops import StaticOps, TokenInputs
-from ostrya.engine.backends.step_inputs import Layout, as_last_tokens, fed_token_ids
+from ostrya.engine.backends.step_inputs import Layout, as_last_tokens
 from ostrya.engine.backends.torchtpu_attention import Kernel, attention_inputs
 from ostrya.engine.models.decoder import DecoderWeights, forward, logits
 from ostrya.engine.models.spec import DecoderSpec
@@ -66,19 +65,7 @@ class Programs:
         self, values: torch.Tensor, last_tokens_L: torch.Tensor, kv: Kv, bucket: Bucket
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Kv]:
         """last_tokens_L with the token of each row's largest logit, logits_Rv, x_TD and the keys and values to keep."""
-        layout = self.layout(bucket)
-        ids_T, source_T, positions_T, slots_T, index_R, page_table, *parts = layout.unpacked(values)
-        page_table_RP = page_table.view(bucket.rows, bucket.pages)
-        tokens = TokenInputs(positions_T=positions_T, slots_T=slots_T.long(), page_table_RP=page_table_RP)
-        ops = StaticOps(
-            positions_T=positions_T,
-            slots_T=tokens.slots_T,
-            row_of_T=positions_T,
-            page_table_RP=page_table_RP,
-            page_size=self.page_size,
-            attention=layout.attention.attention(tokens, parts),
-        )
-        token_ids_T = fed_token_ids(ids_T, source_T, last_tokens_L)
+        ops, token_ids_T, index_R = self.layout(bucket).begun(values, last_tokens_L)
         x_TD, kv = forward(ops, self.spec, self.weights, token_ids_T=token_ids_T, kv=kv)
         logits_Rv = logits(self.weights, x_TD, index_R)
         return as_last_tokens(self._largest(logits_Rv), self.num_last), logits_Rv, x_TD, kv

@@ -19,7 +19,7 @@ import torch
 from ostrya.capacity.chips import Chip, Slice
 from ostrya.engine.backends import torchtpu_attention
 from ostrya.engine.backends import torchtpu_bridge as bridge
-from ostrya.engine.backends.base import LoadedModel
+from ostrya.engine.backends.base import FutureStep, LoadedModel, StepResult
 from ostrya.engine.backends.exchange import ProcessExchange
 from ostrya.engine.backends.host_sampling import SCORED_AT_ONCE, choose, is_greedy
 from ostrya.engine.backends.static_ops import StaticBuilder, kv_shape
@@ -31,14 +31,13 @@ from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.spec import DecoderSpec
 from ostrya.engine.models.weights import read_weights
-from ostrya.engine.plan import I32, Bucket, Scores, StepPlan, fed_forward
+from ostrya.engine.plan import Bucket, Scores, StepPlan, fed_forward
 from ostrya.engine.step_model import StepModel
 from ostrya.engine.world import World
 
 T = TypeVar("T")
 _Launched = tuple[torch.Tensor, Scores | None]
 """last_tokens_L on the device, and what was asked for beside."""
-_Fetched = tuple[I32, Scores | None]
 
 
 def load(
@@ -158,13 +157,13 @@ class TorchTpuRunner:
         self._shapes.update(buckets)
         self._is_warm = True
 
-    def execute(self, plan: StepPlan) -> "TorchTpuStep":
+    def execute(self, plan: StepPlan) -> FutureStep:
         is_late = plan.bucket not in self._shapes
         if is_late:
             self._shapes.add(plan.bucket)
             self._num_late_buckets += self._is_warm
         launched = self._device.submit(_no_grad, partial(self._step, plan, is_late=is_late))
-        return TorchTpuStep(self._fetching.submit(_fetched, launched))
+        return FutureStep(self._fetching.submit(_fetched, launched))
 
     def close(self) -> None:
         self._device.shutdown(wait=True)
@@ -211,7 +210,7 @@ class TorchTpuRunner:
 
     def _chosen_here(
         self, plan: StepPlan, last_tokens_L: torch.Tensor, logits_Rv: torch.Tensor, x_TD: torch.Tensor
-    ) -> _Fetched:
+    ) -> StepResult:
         """Chosen on the host, by every process alike."""
         if plan.processors is not None:
             plan = fed_forward(plan, last_tokens_L.cpu().numpy())
@@ -228,23 +227,7 @@ class TorchTpuRunner:
         self._num_builds = num_builds
 
 
-class TorchTpuStep:
-    """A StepHandle."""
-
-    def __init__(self, future: Future[_Fetched]) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    def tokens(self) -> I32:
-        return self._future.result()[0]
-
-    def scores(self) -> Scores | None:
-        return self._future.result()[1]
-
-
-def _fetched(launched: Future[_Launched]) -> _Fetched:
+def _fetched(launched: Future[_Launched]) -> StepResult:
     tokens_L, scores = launched.result()
     return tokens_L.cpu().numpy(), scores
 

@@ -12,18 +12,17 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ostrya.capacity.chips import Chip
 from ostrya.engine.backends import xla_bridge, xla_cache, xla_versions
-from ostrya.engine.backends.base import LoadedModel
+from ostrya.engine.backends.base import FutureStep, LoadedModel, StepResult
 from ostrya.engine.backends.exchange import StackedExchange
 from ostrya.engine.backends.host_memory import available_bytes
 from ostrya.engine.backends.host_sampling import SCORED_AT_ONCE, choose, is_greedy
@@ -40,7 +39,7 @@ from ostrya.engine.memory import accounted, require_room, scratch_bytes
 from ostrya.engine.models.sharding import Mesh, Sharding
 from ostrya.engine.models.source import open_source
 from ostrya.engine.models.weights import read_weights
-from ostrya.engine.plan import Bucket, Scores, StepPlan, fed_forward, scratch_plan
+from ostrya.engine.plan import Bucket, StepPlan, fed_forward, scratch_plan
 from ostrya.engine.types import Memory
 from ostrya.engine.world import ALONE, World
 from ostrya.errors import ModelLoadError
@@ -55,15 +54,13 @@ _BLOCKS_GROWTH = Growth(rows=4, tokens=8, pages=4)
 """A bucket takes seconds to compile there, and pages that a row does not have take time in every step."""
 _KERNEL_GROWTH = Growth(pages=None)
 
-_StepResult = tuple[npt.NDArray[np.int32], Scores | None]
-
 
 class _Launched(NamedTuple):
     """A step on its way."""
 
     tokens_L: torch.Tensor
     """On the device."""
-    done: _StepResult | None
+    done: StepResult | None
     """Of a step that the host had to look into."""
 
 
@@ -249,14 +246,14 @@ class XlaRunner:
             *(len(buckets), time.perf_counter() - began, stats.num_compiled, stats.num_hits, stats.num_unreadable),
         )
 
-    def execute(self, plan: StepPlan) -> "XlaStep":
+    def execute(self, plan: StepPlan) -> FutureStep:
         if plan.bucket not in self._shapes:
             if self._warm and os.environ.get(REFUSE_LATE):
                 raise RuntimeError(f"{plan.bucket} was not compiled in warm-up, and {REFUSE_LATE} is set")
             self._shapes.add(plan.bucket)
             self._num_late_shapes += self._warm
         launched = self._device.submit(self._step, plan)
-        return XlaStep(self._results.submit(lambda: _fetched(launched.result())))
+        return FutureStep(self._results.submit(lambda: _fetched(launched.result())))
 
     def close(self) -> None:
         self._device.shutdown(wait=True)
@@ -343,21 +340,5 @@ class XlaRunner:
         return made
 
 
-class XlaStep:
-    """A StepHandle over the results thread's future."""
-
-    def __init__(self, future: Future[_StepResult]) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    def tokens(self) -> npt.NDArray[np.int32]:
-        return self._future.result()[0]
-
-    def scores(self) -> Scores | None:
-        return self._future.result()[1]
-
-
-def _fetched(launched: _Launched) -> _StepResult:
+def _fetched(launched: _Launched) -> StepResult:
     return launched.done or (launched.tokens_L.cpu().numpy(), None)

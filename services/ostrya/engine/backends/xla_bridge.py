@@ -17,7 +17,6 @@ from typing import NamedTuple, Protocol, cast
 import torch
 
 from ostrya.engine.backends.kernels.ragged_attention import Ragged
-from ostrya.engine.backends.xla_versions import installation_problem
 from ostrya.errors import ConfigError, ModelLoadError
 
 AXIS = "tensor"
@@ -63,13 +62,11 @@ class _Bridge(Protocol):
 
 
 def start(num_devices: int) -> "Devices":
-    """Imports torch_xla and takes the devices, once in a process and before anything else does. ModelLoadError where it
-    cannot be imported, ConfigError if there are not so many devices.
+    """Imports torch_xla, which fits (xla_versions.py), and takes the devices, once in a process and before anything
+    else does. ModelLoadError if there are none, ConfigError if there are not so many.
 
     PJRT_DEVICE says of what kind (CPU or TPU); absent, a TPU if there is one. A CPU pretends to have as many as asked.
     """
-    if problem := installation_problem():
-        raise ModelLoadError(problem)
     wanted_kind = os.environ.get("PJRT_DEVICE", "")
     if wanted_kind in ("", "CPU"):
         os.environ.setdefault("CPU_NUM_DEVICES", str(num_devices))

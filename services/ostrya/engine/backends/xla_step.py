@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ostrya.engine.backends.static_ops import StaticOps, TokenInputs
-from ostrya.engine.backends.step_inputs import Layout, as_last_tokens, fed_token_ids
+from ostrya.engine.backends.step_inputs import Layout, as_last_tokens
 from ostrya.engine.models.decoder import DecoderWeights, forward, logits
 from ostrya.engine.models.spec import DecoderSpec
 
@@ -36,19 +35,7 @@ def step_of(model: Model, layout: Layout) -> Callable[..., tuple[torch.Tensor, .
     written in place."""
 
     def step(packed: torch.Tensor, last_tokens_L: torch.Tensor, *kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        bucket = layout.bucket
-        ids_T, source_T, positions_T, slots_T, index_R, page_table, *parts = layout.unpacked(packed)
-        page_table_RP = page_table.view(bucket.rows, bucket.pages)
-        tokens = TokenInputs(positions_T=positions_T, slots_T=slots_T.long(), page_table_RP=page_table_RP)
-        ops = StaticOps(
-            positions_T=positions_T,
-            slots_T=tokens.slots_T,
-            row_of_T=positions_T,
-            page_table_RP=page_table_RP,
-            page_size=model.page_size,
-            attention=layout.attention.attention(tokens, parts),
-        )
-        token_ids_T = fed_token_ids(ids_T, source_T, last_tokens_L)
+        ops, token_ids_T, index_R = layout.begun(packed, last_tokens_L)
         x_TD, _ = forward(ops, model.spec, model.weights, token_ids_T=token_ids_T, kv=kv)
         logits_SRV = logits(model.weights, x_TD, index_R)
         tokens_L = as_last_tokens(greedy(logits_SRV), model.num_last)
